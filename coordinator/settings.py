@@ -35,27 +35,27 @@ class Settings(ServerSettings):
     analyzer_keys_dir: Path = Field(
         description="folder of the keys that open messages; written to when keys are rotated"
     )
-    shuffler_url: str = Field(description="https://host:port, replicas by commas; http on loopback")
+    shuffler_url: str = Field(description="https://host:port[,https://...]; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors name")
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
     operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
     max_owner_share: Share = Field(
         default=0.05,
-        description="share of a batch's slots that its descriptor gives one owner's nodes; 1 is no "
-        "limit, and the default with a shuffler on loopback",
+        description="share of a batch's slots that its descriptor gives one owner's nodes; default "
+        "with a shuffler on loopback: 1, which is no limit",
     )
     lease_seconds: int = Field(
         default=15,
         ge=1,
         le=3600,
-        description="with replicas: after this time another drives the runs of one that was killed",
+        description="if a replica is killed, another takes over its runs after this time",
     )
     stall_seconds: int = Field(
         default=15,
         ge=1,
         le=30 * 86_400,
-        description="an open batch without visible progress for so long is its run's trouble",
+        description="a run states as trouble that its batch showed no progress for this time",
     )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(

@@ -51,7 +51,7 @@ class RunSpec(Document):
     )
     name: Name
     learner: LearnerName = Field(default="sdp-pe", description="see the learners' reference")
-    environment: Name = Field(description="what the nodes must serve")
+    environment: Name = Field(description="id of the nodes' environment")
     states: int = Field(ge=1, le=MAX_STATES, description="X")
     actions: int = Field(ge=1, le=MAX_ACTIONS, description="A")
     horizon: int = Field(ge=1, le=MAX_HORIZON, description="H")
@@ -77,13 +77,13 @@ class RunSpec(Document):
     max_messages: int = Field(
         default=4_096, ge=1, le=MAX_MESSAGES, description="largest L, messages of one report"
     )
-    batch_seconds: int = Field(default=900, ge=1, le=30 * 86_400, description="expiry of a batch")
+    batch_seconds: int = Field(default=900, ge=1, le=30 * 86_400, description="life of a batch")
     reissues: int = Field(
         default=2,
         ge=0,
         le=100,
         description="how often a deployment whose batch was abandoned, lost or rejected is issued "
-        "again, always whole: episodes_executed, which regret and result count, may then exceed K",
+        "again as a whole; episodes_executed (in regret and result) may then exceed K",
     )
     seed: int = Field(default=0, ge=0, le=MAX_EXACT, description="keys the learner's own draws")
     test_seed: int | None = Field(

@@ -276,9 +276,9 @@ def settings_page() -> str:
     parts = [
         "# Settings",
         "Made from the code by `make docs`. Every role is configured by environment variables, or "
-        "by a file with lines `NAME=value` of the same names (`..._SETTINGS_FILE`), over which the "
-        "environment wins. A role checks all of them before it starts; `riffle doctor` does so too "
-        "and says what is wrong.",
+        "by a file with lines `NAME=value` of the same names (`..._SETTINGS_FILE`). The "
+        "environment wins over the file. A role checks all settings before it starts; `riffle "
+        "doctor` does so too and says what is wrong.",
     ]
     for role, settings in SETTINGS.items():
         prefix = settings.model_config.get("env_prefix", "")

@@ -47,18 +47,20 @@ class Settings(RoleSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
     loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
 
-    shuffler_url: str = Field(description="https://host:port, replicas by commas; http on loopback")
+    shuffler_url: str = Field(description="https://host:port[,https://...]; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors must name")
-    shuffler_key: Hex32 | None = Field(default=None, description="its Ed25519 public key, hex")
-    shuffler_key_file: Path | None = Field(default=None, description="or a file that holds it")
-    coordinator_key: Hex32 | None = Field(default=None, description="Ed25519 public key, hex")
-    coordinator_key_file: Path | None = Field(default=None, description="or a file that holds it")
+    shuffler_key: Hex32 | None = Field(default=None, description="shuffler's Ed25519 key, hex")
+    shuffler_key_file: Path | None = Field(default=None, description="file with that key")
+    coordinator_key: Hex32 | None = Field(
+        default=None, description="coordinator's Ed25519 key, hex"
+    )
+    coordinator_key_file: Path | None = Field(default=None, description="file with that key")
     analyzer_keys_file: Path | None = Field(
         default=None, description="pinned analyzer keys, hex, one a line; read at every batch"
     )
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     credentials_file: Path = Field(description="JSON list of {node_id, owner, token}")
-    state_dir: Path = Field(description="where the users already asked are kept")
+    state_dir: Path = Field(description="folder of the record of users who were asked")
     users_file: Path | None = Field(
         default=None, description="JSON object node_id -> list of user ids (32 hex digits each)"
     )
@@ -67,22 +69,22 @@ class Settings(RoleSettings):
     )
 
     environment: Name = Field(default="RiverSwim-v0", description="id of the users' environment")
-    states: int | None = Field(default=None, ge=1, description="X, if not the environment's own")
-    actions: int | None = Field(default=None, ge=1, description="A, if not the environment's own")
-    horizon: int | None = Field(default=None, ge=1, description="H, if not the environment's own")
+    states: int | None = Field(default=None, ge=1, description="default: the environment's X")
+    actions: int | None = Field(default=None, ge=1, description="default: the environment's A")
+    horizon: int | None = Field(default=None, ge=1, description="default: the environment's H")
     environment_parameters: dict[str, Parameter] = Field(
-        default_factory=dict, description="JSON object of what else the environment takes"
+        default_factory=dict, description="JSON object of the environment's other parameters"
     )
 
     max_epsilon: float = Field(gt=0, description="largest epsilon the owner accepts")
     max_beta: float = Field(gt=0, lt=1, description="largest beta the owner accepts")
     min_dishonest_fraction: float = Field(
-        ge=0, lt=1, description="dishonest reports that epsilon and beta must survive"
+        ge=0, lt=1, description="share of dishonest reports that a batch must withstand"
     )
     max_owner_share: Share = Field(
         default=0.05,
-        description="largest share of a batch that one owner's nodes may hold; 1 is no limit, and "
-        "the default on loopback",
+        description="largest share of a batch that one owner's nodes may hold; default on "
+        "loopback: 1, which is no limit",
     )
     trust_models: tuple[Trust, ...] = Field(
         default=("shuffle",),
@@ -92,8 +94,8 @@ class Settings(RoleSettings):
     max_batch_seconds: int = Field(
         default=31 * 86_400,
         ge=1,
-        description="longest time for which a batch may be open: until its end, its messages can "
-        "be linked to their senders by whoever takes the shuffler",
+        description="longest time for which a batch may be open: until its end, whoever seizes the "
+        "shuffler can link messages to their senders",
     )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
@@ -110,7 +112,7 @@ class Settings(RoleSettings):
         default=0.5,
         gt=0,
         lt=1,
-        description="part of a lease after which an episode is reported as noise only",
+        description="share of a lease; if an episode takes longer, its report is noise only",
     )
 
     @model_validator(mode="after")

@@ -36,7 +36,7 @@ class Settings(ServerSettings):
 
     port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
-    shuffler_id: Name = Field(description="the name that descriptors must carry")
+    shuffler_id: Name = Field(description="this shuffler's name, which descriptors must state")
     coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
     coordinator_key_file: Path | None = Field(default=None, description="file with that key")
     analyzer_keys_file: Path | None = Field(
@@ -54,20 +54,18 @@ class Settings(ServerSettings):
         default=0.05,
         ge=0,
         lt=1,
-        description="dishonest reports a batch must withstand; on loopback by default 0",
+        description="share of dishonest reports a batch must withstand; default on loopback: 0",
     )
     trust_models: tuple[Trust, ...] = Field(
         default=("shuffle",),
         min_length=1,
         description="trust models that the operator allows, a JSON list of shuffle, local, central",
     )
-    smallest_n: int = Field(
-        default=20, ge=2, description="smallest batch accepted; on loopback by default 2"
-    )
+    smallest_n: int = Field(default=20, ge=2, description="smallest batch; default on loopback: 2")
     max_owner_share: Share = Field(
         default=0.05,
-        description="share of a batch's slots that one owner's nodes may hold together; 1 is no "
-        "limit, and the default on loopback",
+        description="largest share of a batch that one owner's nodes may hold; default on "
+        "loopback: 1, which is no limit",
     )
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"
@@ -76,15 +74,15 @@ class Settings(ServerSettings):
         default=31 * 86_400,
         ge=1,
         le=10 * 366 * 86_400,
-        description="longest time for which a batch may be open: the reports of a batch and their "
-        "permutation are erased no later than this and the retention together",
+        description="longest time for which a batch may be open; its reports and permutation are "
+        "erased when this time and RETENTION_SECONDS are over, if not before",
     )
-    max_open_batches: int = Field(default=1_000, ge=1, description="batches open at once")
+    max_open_batches: int = Field(default=1_000, ge=1, description="most batches open at once")
     retention_seconds: int = Field(
         default=30 * 86_400,
         ge=1,
         le=10 * 366 * 86_400,
-        description="how long after sealing a complete batch waits to be taken and acknowledged",
+        description="time from sealing a batch to erasing it, even if it is not acknowledged",
     )
     lease_seconds: int = Field(default=120, ge=1, le=86_400, description="life of a lease")
     max_upload_bytes: int = Field(
@@ -102,7 +100,7 @@ class Settings(ServerSettings):
         description="reports a second of one node; bursts: ten seconds' worth",
     )
     node_requests_at_once: int = Field(
-        default=64, ge=1, description="requests of one node under way, long polls included"
+        default=64, ge=1, description="most requests of one node at once, long polls included"
     )
     show_fill: bool = Field(
         default=True,

@@ -32,7 +32,7 @@ class RoleSettings(BaseSettings):
     """Defaults that apply if all peers are on this machine, where one owner has all nodes."""
 
     settings_file: Path | None = Field(
-        default=None, description="file of lines NAME=value with these variables; they win over it"
+        default=None, description="file of lines NAME=value; the environment wins over it"
     )
 
     @model_validator(mode="before")

@@ -133,13 +133,13 @@ class BatchStatus(Document):
         default=None, description="live leases without a report; operator only"
     )
     episodes: int | None = Field(
-        default=None, description="0 if nobody was leased a slot, else n; not lapsed leases"
+        default=None, description="n, or 0 if no slot was leased; lapsed leases do not count"
     )
     dropped: dict[str, int] | None = Field(
         default=None, description="frames refused, by problem slug; operator only"
     )
     declined: tuple[DeclineReason, ...] = Field(
-        default=(), description="reasons for which nodes now decline the open batch, sorted"
+        default=(), description="sorted reasons why nodes now decline the open batch"
     )
 
 
@@ -164,16 +164,18 @@ class Conservation(Document):
     n: int
     messages_a_report: int = Field(description="L")
     fill_tenths: int | None = Field(
-        default=None, description="reports in tenths of n, of an open or abandoned batch"
+        default=None, description="reports of an open or abandoned batch, in tenths of n"
     )
     accepted: int | None = None
     held: int | None = Field(default=None, description="stored, neither handed over nor dropped")
     forwarded: int | None = Field(default=None, description="handed to the analyzer")
     dropped: dict[str, int] | None = Field(
-        default=None, description="accepted and never handed over, by what ended the batch"
+        default=None,
+        description="accepted but never handed over, by the event that ended the batch",
     )
     rejected: dict[str, int] | None = Field(
-        default=None, description="frames not accepted or repeated, by problem slug; operator only"
+        default=None,
+        description="frames neither accepted nor replayed, by problem slug; operator only",
     )
     messages: MessageFlow | None = None
     balanced: bool = Field(description="accepted = held + forwarded + dropped, to the message")
@@ -194,7 +196,9 @@ class EnrolRequest(Document):
     """Enrolment of a node for at most ``users`` users, over all batches and runs."""
 
     name: str = Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
-    owner: Name = Field(description="whose node it is; an owner's nodes share one share of a batch")
+    owner: Name = Field(
+        description="the node's owner; all nodes of an owner together have one share"
+    )
     users: int = Field(ge=1, le=1 << 40)
 
 
@@ -218,8 +222,8 @@ class NodeSummary(Document):
     users_left: int = Field(description="distinct users that it may still name")
     reports: int = Field(description="reports accepted, over all batches")
     lapsed: int = Field(description="leases that ended without a report")
-    failed_messages: int = Field(description="those a coordinator said did not open, unproven")
-    failed_batches: int = Field(description="batches in which there were some")
+    failed_messages: int = Field(description="failed messages, as coordinators claim")
+    failed_batches: int = Field(description="batches with failed messages")
 
 
 class NodeList(Document):

@@ -28,10 +28,10 @@ class ServerSettings(RoleSettings):
     port: int = Field(ge=1, le=65535, description="port to listen on")
     store_url: str | None = Field(default=None, description="database URL; default: SQLite file")
     storage_key: SecretStr | None = Field(
-        default=None, description="32 bytes in hex that encrypt private keys on disk; or:"
+        default=None, description="32 bytes in hex that encrypt private keys on disk"
     )
     storage_key_file: Path | None = Field(
-        default=None, description="file with it, on another medium; mandatory off loopback"
+        default=None, description="file with that key, on another medium; mandatory off loopback"
     )
     signing_key_file: Path = Field(description="Ed25519 private key that signs descriptors")
     head_dir: Path | None = Field(
@@ -42,13 +42,13 @@ class ServerSettings(RoleSettings):
     accept_older_store: int | None = Field(
         default=None,
         ge=1,
-        description="number in the refusal of an older store: go on once without what it forgot",
+        description="number that the refusal of an older store names: accept that store once",
     )
     metrics_token_hash_file: Path | None = Field(
-        default=None, description="SHA-256 of a token that may read /metrics, as the operator's may"
+        default=None, description="SHA-256 of a second token that may read /metrics"
     )
     tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain")
-    tls_key_file: Path | None = Field(default=None, description="PEM private key of it")
+    tls_key_file: Path | None = Field(default=None, description="PEM key of the certificate")
     max_head_bytes: int = Field(
         default=1 << 14, ge=1 << 12, description="largest head of a request, in bytes"
     )
@@ -56,12 +56,12 @@ class ServerSettings(RoleSettings):
         default=10.0, gt=0, le=600, description="time for a request's head, TLS included"
     )
     max_waiting_connections: int = Field(
-        default=2_048, ge=1, description="connections without a request; of more the oldest closes"
+        default=2_048, ge=1, description="most connections without a request; then the oldest ends"
     )
     max_strangers: int = Field(
-        default=256, ge=1, description="the same, over TLS, of callers who have sent no valid token"
+        default=256, ge=1, description="most of these over TLS whose caller has sent no valid token"
     )
-    test_entry: bool = Field(default=False, description="take seeded noise; loopback only")
+    test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
 
     def tls(self) -> Tls | None:
         """Returns the TLS files; None on loopback without TLS.

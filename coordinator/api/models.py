@@ -41,7 +41,7 @@ class Run(Answer):
     name: str
     state: RunState
     message: str = Field(description="why it failed")
-    trouble: str | None = Field(description="what keeps it from going on now, if anything")
+    trouble: str | None = Field(description="why it cannot go on now; null if it can")
     spec: RunSpec
     created_at: float
     ended_at: float | None
@@ -76,15 +76,15 @@ class Noise(Answer):
     bits: int
     p_numerator: int
     p_log2: int
-    variance: float = Field(description="of one counter of the batch")
-    expected_ones: float = Field(description="on one counter of the batch")
+    variance: float = Field(description="variance of one counter's noise")
+    expected_ones: float = Field(description="expected noise bits of 1 on one counter")
 
 
 class Deployment(Answer):
     """A deployment as issued. Nothing here changes, so the index serves as its ETag."""
 
     index: int
-    step: int = Field(description="the learner's deployment; issues of the same one share it")
+    step: int = Field(description="number of the learner's deployment; all its issues have it")
     stage: int
     purpose: str
     n: int
@@ -139,13 +139,13 @@ class Spend(Answer):
 
     deployment: int
     batch_id: str
-    trust: Trust = Field(description="against whom: shuffle, local or central, see privacy.md")
+    trust: Trust = Field(description="trust model, see privacy.md")
     n: int
     epsilon_lower: float
     epsilon_upper: float
     beta: float
-    dishonest_fraction: float = Field(description="the promise, gamma")
-    dishonest_reports: int = Field(description="the guarantee holds up to this many")
+    dishonest_fraction: float = Field(description="gamma, as promised")
+    dishonest_reports: int = Field(description="most dishonest reports under this guarantee")
     used: bool
     messages: int
     opened: int
@@ -153,10 +153,12 @@ class Spend(Answer):
     noise: Noise
     episodes_executed: int
     recorded_at: float
-    suspicious: bool | None = Field(None, description="honest reports hardly give these counts")
-    test: str | None = Field(None, description="what the counts fail worst")
-    deviation: float | None = Field(None, description="how far, in standard deviations")
-    chance: float | None = Field(None, description="bound on the probability, if all are honest")
+    suspicious: bool | None = Field(
+        None, description="counts are very unlikely from honest reports"
+    )
+    test: str | None = Field(None, description="name of the test that the counts fail worst")
+    deviation: float | None = Field(None, description="by how many standard deviations")
+    chance: float | None = Field(None, description="bound on its probability if all are honest")
 
 
 class DeploymentDetail(DeploymentProgress):
@@ -223,10 +225,10 @@ class BatchConservation(Answer):
     n: int
     expected: int = Field(description="n L")
     opened: int | None = Field(description="messages that opened; null until settled")
-    failed: int | None = Field(description="messages that did not; null until settled")
-    shuffler: Conservation | None = Field(description="its record, as far as coordinators may know")
-    trouble: str | None = Field(description="why its record is missing")
-    balanced: bool | None = Field(description="null: unknown without the record")
+    failed: int | None = Field(description="messages that did not open; null until settled")
+    shuffler: Conservation | None = Field(description="the shuffler's record for coordinators")
+    trouble: str | None = Field(description="why the shuffler's record is missing")
+    balanced: bool | None = Field(description="null without the shuffler's record")
 
 
 class RunConservation(Answer):
@@ -262,13 +264,13 @@ class Result(Answer):
     beta: float
     within_budget: bool
     episodes: int = Field(description="episodes counted")
-    episodes_executed: int = Field(description="upper bound, with the batches that were given up")
+    episodes_executed: int = Field(description="upper bound; counts batches given up")
     episodes_planned: int = Field(description="K")
     reports: int = Field(description="reports in all batches that were opened")
     messages_forwarded: int
     messages_counted: int = Field(description="data, noise and dummies")
     failed: int = Field(description="messages that did not open or named no counter")
-    suspicious_batches: int = Field(description="batches whose counts honest reports hardly give")
+    suspicious_batches: int = Field(description="batches marked suspicious")
     policy_switches: int = Field(description="changes of the deployed mixture")
     timings: dict[str, float] = Field(description="seconds by kind, all batches")
     constants: dict[str, str | int | float | bool]
@@ -292,7 +294,7 @@ class TrueValueCurve(Answer):
     episodes: Floats
     value: Floats = Field(description="V of the deployed mixture")
     regret: Floats = Field(description="exact pseudo-regret")
-    bands: Bands | None = Field(description="null unless another run got as far")
+    bands: Bands | None = Field(description="null unless another run has as many episodes")
 
 
 class Readiness(Answer):

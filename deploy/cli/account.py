@@ -21,17 +21,17 @@ def account_command(
     actions: Annotated[int, typer.Option(help="A")],
     horizon: Annotated[int, typer.Option(help="H")],
     episodes: Annotated[int, typer.Option(help="n, reports of the batch")],
-    epsilon: Annotated[float, typer.Option(help="what every user must get")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="epsilon of every user")] = 1.0,
     beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-5,
-    scope: Annotated[Scope, typer.Option(help="one layer's transitions, or everything")] = "all",
+    scope: Annotated[Scope, typer.Option(help="count one step's transitions, or all")] = "all",
     families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
     honest_fraction: Annotated[float, typer.Option(help="share of reports that add noise")] = 1.0,
     calibration: Annotated[CalibrationName, typer.Option(help="how noise is chosen")] = "exact",
     bits: Annotated[
-        int | None, typer.Option(help="instead of calibrating: bits a user and counter")
+        int | None, typer.Option(help="no calibration, but this number of bits a user and counter")
     ] = None,
     p: Annotated[
-        str | None, typer.Option(help="instead of calibrating: probability, as 1/256")
+        str | None, typer.Option(help="probability that such a bit is 1, for instance 1/256")
     ] = None,
     noise_slots: Annotated[
         int | None, typer.Option(help="with --bits: slots for noise in a report")

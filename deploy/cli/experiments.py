@@ -44,12 +44,12 @@ def figures_command(
         Literal["loky", "dask"], typer.Option(help="this machine's cores, or a Dask cluster")
     ] = "loky",
     address: Annotated[
-        str | None, typer.Option(help="Dask scheduler, as tcp://127.0.0.1:8786")
+        str | None, typer.Option(help="Dask scheduler, such as tcp://127.0.0.1:8786")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="a tenth of K, to see that it works")
+        bool, typer.Option("--quick", help="a tenth of K and 2 seeds, to try it out")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="compute again and write over")] = False,
+    force: Annotated[bool, typer.Option("--force", help="compute again and overwrite")] = False,
     output: Output = "text",
 ) -> None:
     """Compute figures of the papers.
@@ -91,19 +91,19 @@ def _missing(figure: dict[str, Any]) -> str:
 
 @one_line_errors
 def audit_command(
-    epsilon: Annotated[float, typer.Option(help="what is claimed")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="claimed epsilon")] = 1.0,
     beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-2,
     trials: Annotated[
-        int | None, typer.Option(help="fresh batches a side; half as many choose thresholds")
+        int | None, typer.Option(help="fresh batches a population; half as many choose thresholds")
     ] = None,
     encoding: Annotated[
-        Encoding, typer.Option(help="Riffle's, or one of two that do not protect")
+        Encoding, typer.Option(help="Riffle's encoding, or one of two that do not protect")
     ] = "riffle",
     families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
-    sealed: Annotated[int, typer.Option(help="batches a side with real seals; 0: none")] = 250,
-    users: Annotated[int, typer.Option(help="users whose traffic is watched; 0: none")] = 600,
+    sealed: Annotated[int, typer.Option(help="batches a population with real seals")] = 250,
+    users: Annotated[int, typer.Option(help="users whose traffic is watched")] = 600,
     seed: Annotated[
-        int | None, typer.Option(help="repeat an audit: noise then protects nobody")
+        int | None, typer.Option(help="seed of repeatable noise, which protects nobody")
     ] = None,
     output: Output = "text",
 ) -> None:

@@ -36,25 +36,25 @@ OF_A_NEW_NETWORK = ("workers", "service_cores")
 @one_line_errors
 def load_command(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, with a credential each")],
+    nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, each with a credential")],
     rate: Annotated[float, typer.Option(min=0.01, help="reports a second, of all nodes together")],
     duration: Annotated[float, typer.Option(min=1, max=86_400, help="seconds")],
-    processes: Annotated[int, typer.Option(min=1, max=256, help="of the generator")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="processes of the generator")] = 1,
     arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
     batch: Annotated[int | None, typer.Option(min=2, help=BATCH)] = None,
     network: Annotated[
         Path | None, typer.Option(help="secrets of a network that is up; default: a new one")
     ] = None,
-    shuffler_url: Annotated[str, typer.Option(help="of that network")] = "http://127.0.0.1:8401",
-    coordinator_url: Annotated[str, typer.Option(help="of that network")] = COORDINATOR_URL,
+    shuffler_url: Annotated[str, typer.Option(help="shuffler's address")] = "http://127.0.0.1:8401",
+    coordinator_url: Annotated[str, typer.Option(help="coordinator's address")] = COORDINATOR_URL,
     workers: Annotated[int, typer.Option(min=1, help="opening processes of a new network")] = 2,
     generator_cores: Annotated[
-        str | None, typer.Option(help="processors for the generator, as 0,1; default: all")
+        str | None, typer.Option(help="processors for the generator, such as 0,1; default: all")
     ] = None,
     service_cores: Annotated[
         str | None, typer.Option(help="processors for a new network; default: all")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the arrivals")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the arrivals")] = 0,
     out: Out = Path("runs/load"),
     force: Force = False,
     output: Output = "text",
@@ -145,7 +145,7 @@ def wire_command(
         typer.Option(
             min=10_000,
             max=5_000_000,
-            help="messages of the batch, n L, at least; never under 96,600",
+            help="least number n L of messages in the batch; at least 96,600",
         ),
     ] = 100_000,
     workers: Annotated[

@@ -58,9 +58,9 @@ def init_command(
 def enrol_command(
     folder: NetworkFolder,
     shuffler_url: Annotated[str, typer.Option(help="address of the shuffler")],
-    owner: Annotated[str, typer.Option(help="whose nodes they are; shares count per owner")],
+    owner: Annotated[str, typer.Option(help="owner of the nodes; all nodes have one share")],
     users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
-    nodes: Annotated[int, typer.Option(min=1, help="credentials the owner shall have")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="credentials the owner then has")] = 1,
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,
@@ -161,7 +161,7 @@ def node_command() -> None:
 
 @one_line_errors
 def health_command(
-    url: Annotated[str, typer.Argument(help="as http://host:port/readyz")],
+    url: Annotated[str, typer.Argument(help="such as http://host:port/readyz")],
     ca: Annotated[Path | None, typer.Option(help="PEM of a private CA, for https")] = None,
     output: Output = "text",
 ) -> None:

@@ -65,12 +65,12 @@ class RunOptions:
     """The options that describe a run: one for each field, in this order."""
 
     preset: Annotated[
-        str, typer.Option(help="demo or paper: what to start from", autocompletion=_preset_names)
+        str, typer.Option(help="preset to start from: demo or paper", autocompletion=_preset_names)
     ] = "demo"
     learner: Annotated[
         str,
         typer.Option(
-            help="who learns: its name, auto, or path/file.py:Class", autocompletion=_learner_names
+            help="learner: a name, auto, or path/file.py:Class", autocompletion=_learner_names
         ),
     ] = "sdp-pe"
     env: Annotated[
@@ -78,7 +78,7 @@ class RunOptions:
         typer.Option(
             "--env",
             "--environment",
-            help="environment id, as RiverSwim-v0; or file.py:make",
+            help="environment: an id such as RiverSwim-v0, or file.py:make",
             autocompletion=_environment_names,
         ),
     ] = None
@@ -91,20 +91,20 @@ class RunOptions:
     beta: Annotated[float | None, typer.Option(help="beta of every user")] = None
     dishonest_fraction: Annotated[
         float | None,
-        typer.Option(help="gamma, reports that may be dishonest; populations are simulated at 0"),
+        typer.Option(help="gamma, share of dishonest reports; 0 in simulations by population"),
     ] = None
     trust: Annotated[
-        Trust | None, typer.Option(help="who adds the noise: all users, each, coordinator")
+        Trust | None, typer.Option(help="who adds the noise: all users, each user, coordinator")
     ] = None
     families: Annotated[Families | None, typer.Option(help="what is counted")] = None
     constants: Annotated[
-        Literal["practical", "paper"] | None, typer.Option(help="the learner's declared constants")
+        Literal["practical", "paper"] | None, typer.Option(help="set of the learner's constants")
     ] = None
     option: Annotated[
         list[str] | None, typer.Option(help="learner constant, NAME=VALUE; repeatable")
     ] = None
     batch_seconds: Annotated[
-        int | None, typer.Option(help="life of a batch: short of users by then, it is given up")
+        int | None, typer.Option(help="life of a batch; a batch still short at its end is given up")
     ] = None
     reissues: Annotated[
         int | None, typer.Option(help="how often a lost batch is issued again, to other users")
@@ -140,7 +140,7 @@ class SimulationOptions:
 
     calibration: Annotated[
         Literal["tight", "paper"] | None,
-        typer.Option(help="noise: the least that is proved, or the papers'"),
+        typer.Option(help="noise: tight (the least that is proved), or the papers'"),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2
@@ -148,14 +148,14 @@ class SimulationOptions:
         bool,
         typer.Option(
             "--per-user",
-            help="one user after another, as at nodes: slower; any environment that can be run",
+            help="simulate one user after another with the nodes' code: slower, any environment",
         ),
     ] = False
     run_id: Annotated[
-        str | None, typer.Option(help="with --per-user: of the run over services to repeat")
+        str | None, typer.Option(help="with --per-user: id of the live run to repeat")
     ] = None
     test_seed: Annotated[
-        int | None, typer.Option(help="with --per-user: of the first seed's draws; default 0")
+        int | None, typer.Option(help="with --per-user: test seed of the first run; default 0")
     ] = None
 
 

@@ -82,7 +82,7 @@ def list_command(
 def show_command(
     run: Run,
     of: Annotated[
-        Table | None, typer.Option("--table", help="deployments, stages or ledger instead")
+        Table | None, typer.Option("--table", help="show deployments, stages or ledger instead")
     ] = None,
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
@@ -146,17 +146,17 @@ def stop_command(
 @one_line_errors
 def deploy_command(
     run: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="n, users who shall run it")],
+    episodes: Annotated[int, typer.Option(min=1, help="n, number of users who run it")],
     policy: Annotated[
         str | None,
         typer.Option(
-            help="JSON, or a file of it: H lists of X actions; or an object with policy, or with "
-            "policies and probabilities; summary.json is one"
+            help="JSON or a file of JSON: H lists of X actions, or an object with policy, or with "
+            "policies and probabilities, such as summary.json"
         ),
     ] = None,
-    always: Annotated[int | None, typer.Option(min=0, help="or: one action, always")] = None,
+    always: Annotated[int | None, typer.Option(min=0, help="always take this action")] = None,
     layer: Annotated[int | None, typer.Option(min=0, help="count this step only")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="until it is counted: its value")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for the value estimate")] = False,
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     output: Output = "text",

@@ -43,12 +43,12 @@ def up_command(
     options: RunOptions,
     test_seed: Annotated[
         int | None,
-        typer.Option(help="seed noise and episodes: protects nobody, can be repeated by simulate"),
+        typer.Option(help="seed of repeatable noise and episodes, which protects nobody"),
     ] = None,
     nodes: Nodes = 20,
     workers: Workers = 2,
-    shuffler_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
-    coordinator_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
+    shuffler_port: Annotated[int, typer.Option(help="0 means any free port")] = 0,
+    coordinator_port: Annotated[int, typer.Option(help="0 means any free port")] = 0,
     out: Out = Path("runs/up"),
     force: Force = False,
     keep: Annotated[
@@ -79,7 +79,7 @@ def up_command(
 @expand_options(without=["preset"])
 def run_command(
     options: RunOptions,
-    preset: Annotated[str, typer.Argument(help="demo or paper: what to start from")] = "demo",
+    preset: Annotated[str, typer.Argument(help="preset to start from: demo or paper")] = "demo",
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     name: Annotated[str | None, typer.Option(help="name of the run; default the preset's")] = None,
