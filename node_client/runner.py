@@ -339,7 +339,7 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
-    """Returns the users of one lease request in a batch with ``free`` slots and L = ``messages``.
+    """Returns how many users to name in one lease request; L = ``messages``.
 
     This is the node's fair share of the free slots, rounded to a chunk (see `sealing`), but not
     above ``free`` or ``users_a_request``.

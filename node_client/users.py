@@ -95,7 +95,7 @@ class Users:
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all unasked users with the listed ones; asked users stay asked everywhere."""
+        """Replaces all unasked users with the listed ones. Asked users are never asked again."""
         unasked = self._rows("SELECT user FROM users WHERE asked = 0", ())
         self.forget([str(row[0]) for row in unasked])
         rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]

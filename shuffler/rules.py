@@ -68,7 +68,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """What is left for a node: users of its quota, slots of the batch and of its owner's share."""
+    """The room left for a node: users of its quota, slots of the batch and of its owner's share."""
 
     quota: int
     free_slots: int

@@ -2,8 +2,8 @@
 
 **Shuffle, exact.** A batch costs one ciphertext per 1-bit, so `exact` looks for the fewest expected
 1-bits. It tries p = 2^-j for j = 1..10: for each p it finds the least N, and so the bits per user.
-If rounding up to whole bits per user adds more than the share WASTE of ones, it also tries p = k /
-2^32 with the bits that the best 2^-j needs (one bit per user in large batches). At the same
+If rounding up to whole bits per user increases the ones by more than the share WASTE, it also tries
+p = k / 2^32 with the bits that the best 2^-j needs (one bit per user in large batches). At the same
 variance, a small p needs half as many messages as fair bits. At large epsilon fair bits are better:
 with a small p a counter may be zero, which shows that nobody was counted there.
 
@@ -188,7 +188,7 @@ def _exact(request: _Request, honest: int) -> Noise:
     demand = request.layout.cells, epsilon * (1.0 - MARGIN), beta * (1.0 - OVERFLOW_SHARE)
     needed = {j: needed_bits(2.0**-j, *demand) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
-    # For as many ones, a small p needs more bits: avoid noise that no node may draw.
+    # A small p needs more bits for the same number of ones: avoid noise that no node may draw.
     best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):

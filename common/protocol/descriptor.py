@@ -241,7 +241,7 @@ class BatchDescriptor(Document):
 
     @property
     def owner_slots(self) -> int:
-        """Most slots that the nodes of one owner may hold together: the share, rounded down."""
+        """The largest number of slots that one owner's nodes may hold: the share, rounded down."""
         share = self.owner_share
         return self.n if share == 1.0 else self.n - honest_reports(self.n, share)
 

@@ -2,11 +2,11 @@
 
 A request's head has a largest size and a deadline. The number of connections without a request
 under way is bounded. Beyond that bound, the server closes the connection that has waited longest.
-So newcomers are let in, and a caller who sends a request at once is answered, however many others
-are open. A stranger is a caller who has not sent a valid token yet. TLS takes much memory, so over
-TLS the bound for strangers is smaller, and none of them is closed before `GRACE_SECONDS`; newcomers
-wait until then. There is no bound per address: a proxy's address may stand for many honest callers.
-`limits.ConcurrencyLimit` bounds requests.
+So newcomers are let in, and a caller who sends a request at once is answered, however many other
+connections are open. A stranger is a caller who has not sent a valid token yet. TLS takes much
+memory, so over TLS the bound for strangers is smaller, and none of them is closed before
+`GRACE_SECONDS`; newcomers wait until then. There is no bound per address: a proxy's address may
+stand for many honest callers. `limits.ConcurrencyLimit` bounds requests.
 """
 
 import asyncio

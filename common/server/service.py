@@ -86,7 +86,7 @@ def make_app(
     lifespan: Lifespan[FastAPI],
     inner: Sequence[Middleware],
 ) -> FastAPI:
-    """Returns an app without routes: metrics and spans around ``inner``, and problem documents.
+    """Returns an app without routes. It has problem documents, metrics and spans, then ``inner``.
 
     It has /openapi.json, but not /docs, because that page loads scripts from other hosts.
     """

@@ -5,7 +5,7 @@ coordinator recovers the exact state of a learner: it replays the same observati
 learner of the same `Problem`. The loop is
 
     while (deployment := learner.next_deployment()) is not None:
-        counts = ...n = deployment.n private episodes...
+        counts = <private counts of deployment.n episodes>
         stage_result = learner.observe(counts)      # None inside a stage
 
 Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of

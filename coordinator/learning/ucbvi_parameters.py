@@ -71,12 +71,12 @@ FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
 class Bonus:
     """A bonus by name, and its constants; all but the name belong to `practical`.
 
-    bonus_scale multiplies the sampling bonus, noise_scale that of the privacy noise. A pair counts
-    as visited at least least_visits standard deviations of its visit count's noise, in r~ and in
-    the bonuses (P~ stays the ratio of counts): a pair hardly visited does not look rewarding by
-    noise alone. The defaults were chosen once from small grids at K = 20,000 and 200,000,
-    epsilon = 1, on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds
-    each, and are the same for all environments, learners and epsilon.
+    bonus_scale multiplies the sampling bonus, noise_scale that of the privacy noise. In r~ and in
+    the bonuses, but not in P~, a pair's visits count as at least least_visits standard deviations
+    of their noise. So noise alone does not make a rarely visited pair look rewarding. The defaults
+    were chosen once from small grids at K = 20,000 and 200,000, epsilon = 1, on RiverSwim-v0,
+    Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds each, and are the same for all
+    environments, learners and epsilon.
     """
 
     name: BonusName = "practical"

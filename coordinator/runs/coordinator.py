@@ -166,14 +166,14 @@ class Coordinator:
         )
 
     async def start(self) -> None:
-        """Goes on with every run where it was left, unless another replica drives it."""
+        """Resumes every run, unless another replica drives it."""
         await in_thread(self.keys.erase_unused, self.store.keys_in_use)
         for work in (self.store.listen(self._notified), self._abandon_unknown()):
             self._tasks.append(asyncio.create_task(work))
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving. Nothing is lost, because `start` goes on with the runs."""
+        """Stops driving. Nothing is lost, because `start` resumes the runs."""
         for task in self._tasks:
             task.cancel()
         if self._restarts:  # otherwise each would drive a run that nobody halts

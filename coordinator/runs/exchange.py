@@ -29,7 +29,7 @@ Timings = MutableMapping[str, float]
 
 
 class BatchGoneError(Exception):
-    """The batch will never be counted, for this ``reason``; ``episodes`` were executed for it."""
+    """The batch will never be counted; ``reason`` says why. ``episodes`` were executed for it."""
 
     def __init__(self, reason: str, episodes: int) -> None:
         super().__init__(reason)

@@ -146,7 +146,7 @@ class EventRecord:
 class NextStep:
     """The next step of a run after a batch: another deployment, a failure, or the end.
 
-    With none of these, the run waits (manual mode) or was over already.
+    If none of these is set, the run waits for a deployment (manual mode) or is over.
     """
 
     issue: Issue | None = None

@@ -101,7 +101,7 @@ class LiteralBatch:
 
 
 def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
-    """Attacks both regimes (n above and below the papers' tau), which share the error."""
+    """Attacks both regimes, n above and below the papers' tau, each with half of the error."""
     tau = paper_tau(setting.epsilon, setting.beta, setting.sizes)
     outcomes = []
     for name, factor in REGIMES.items():

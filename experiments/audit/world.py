@@ -54,7 +54,7 @@ OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The claimed epsilon at beta, and the batch that claims it. Without ``seed``: the CSPRNG.
+    """The claimed epsilon at beta, and the batch that claims it. Draws use ``seed`` or the CSPRNG.
 
     Raises ValueError for a value out of range.
     """

@@ -237,7 +237,7 @@ def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Pl
 
 
 def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """Returns the highest (sign -1: lowest) V (H + 1, X) within `actions`, and its Q (H, X, A)."""
+    """Returns the highest V (H + 1, X) within `actions`, or the lowest (sign -1), and its Q."""
     H, X, _ = model.r.shape
     V, Q = np.zeros((H + 1, X)), np.empty(model.r.shape)
     for h in reversed(range(H)):

@@ -39,7 +39,7 @@ class ConferenceSDPPE(SDPPE):
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
         """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4).
 
-        The gap compares with the optimal design's value, as that of `coverage.design` does.
+        The gap is relative to the optimal design's value, like the gap of `coverage.design`.
         """
         H = self.problem.sizes.H
         pi = np.concatenate([self._best_visits(crude.P, h, stage.fine) for h in range(H)])

@@ -2,8 +2,9 @@
 
 Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
 of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 that share is one
-half, so there `crude_share` counts 3/2 times. Without `crude_every_stage`, only the first stage has
-crude batches. L_b / H is rarely whole, and below one in the first stages, so batches are rounded:
+half, so there `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first stage
+has crude batches. L_b / H is rarely whole, and below one in the first stages, so batches are
+rounded:
 
 - the crude episodes are spread as evenly as possible: the first layers may take one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage then exceeds 3 L_b);
