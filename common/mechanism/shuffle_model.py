@@ -23,35 +23,20 @@ The proof needs:
 import numpy as np
 import numpy.typing as npt
 
+from riffle.common.mechanism.binomial_draws import draw_counts
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
 from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import ByteSource, Randomness
 
-DRAWS_AT_ONCE = 1 << 20
 KEYS_AT_ONCE = 1 << 16
 
 
 def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
     """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits per counter.
 
-    A bit is 1 if a uniform 32-bit word is below the threshold p 2^32. This is exact, because p is
-    an integer over a power of two. For every bit, the word's first byte is drawn. The other three
-    are drawn only if the first equals the threshold's first byte; otherwise they do not matter.
+    They are in ascending order.
     """
-    threshold = noise.p_numerator << (32 - noise.p_log2)
-    first, rest = threshold >> 24, threshold & 0xFFFFFF
-    total = counters * noise.bits
-    ones = [np.empty(0, dtype=np.int64)]
-    for start in range(0, total, DRAWS_AT_ONCE):
-        draws = np.frombuffer(randomness.read(min(DRAWS_AT_ONCE, total - start)), dtype=np.uint8)
-        near = np.flatnonzero(draws <= first)
-        is_one = draws[near] < first
-        ties = np.flatnonzero(~is_one)
-        words = np.frombuffer(randomness.read(4 * ties.size), dtype="<u4") >> 8
-        is_one[ties] = words < rest
-        # Each counter has `bits` draws, so bit start + i belongs to counter (start + i) // bits.
-        ones.append((near[is_one] + start) // noise.bits)
-    return np.concatenate(ones)
+    return np.repeat(np.arange(counters), draw_counts(counters, noise, randomness))
 
 
 def pad(data: Ints, noise_ones: Ints, padding: Padding, dummy: int, randomness: Randomness) -> Ints:

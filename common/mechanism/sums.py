@@ -36,10 +36,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from riffle.common.mechanism.binomial_draws import draw_counts
 from riffle.common.mechanism.counters import CounterLayout, Episode
 from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import Randomness
-from riffle.common.mechanism.shuffle_model import debias, draw_noise, permutation
+from riffle.common.mechanism.shuffle_model import debias, permutation
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Octets = bytes | bytearray | memoryview
@@ -81,10 +82,10 @@ def encode(
 
     Draws exactly what `shuffle_model.encode` draws. ``episode`` is None if the environment failed.
     """
-    ones = draw_noise(layout.counters, noise, randomness)
+    vector = draw_counts(layout.counters, noise, randomness)
     if episode is not None:
-        ones = np.concatenate((ones, layout.encode(episode)))
-    return np.bincount(ones, minlength=layout.counters).astype(_words(bits))
+        vector[layout.encode(episode)] += 1
+    return vector.astype(_words(bits))
 
 
 def mask(vector: Words, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,35 +44,6 @@ def test_noise_of_a_counter_is_exactly_binomial(noise: Noise) -> None:
     observed[-1] = counters - observed[:-1].sum()
     expected = counters * np.array([*law.pmf(np.arange(cells)), law.sf(cells - 1)])
     assert stats.chisquare(observed, expected, sum_check=False).pvalue > ALPHA
-
-
-@dataclass
-class Scripted:
-    """Every first byte in turn, then words with these upper 24 bits for the ties."""
-
-    rest: list[int]
-
-    def read(self, size: int) -> bytes:
-        if size == 256:
-            return bytes(range(256))
-        return b"".join((word << 8 | 0xFF).to_bytes(4, "little") for word in self.rest)
-
-
-@pytest.mark.parametrize(
-    ("numerator", "log2", "rest", "ones"),
-    [
-        (0x5A_123456, 32, 0x123455, 0x5B),  # one below the threshold
-        (0x5A_123456, 32, 0x123456, 0x5A),  # at the threshold: not below it
-        (1, 10, 0x3FFFFF, 1),
-        (1, 10, 0x400000, 0),
-        (1, 1, 0, 128),
-    ],
-)
-def test_a_bit_is_one_when_a_32_bit_word_is_below_its_threshold(
-    numerator: int, log2: int, rest: int, ones: int
-) -> None:
-    source = cast("SystemRandomness", Scripted([rest]))
-    assert draw_noise(1, Noise(256, numerator, log2), source).size == ones
 
 
 def test_noise_spans_several_reads_without_bias() -> None:
