@@ -183,7 +183,7 @@ def study(
 ) -> list[UserSeed]:
     """Runs seeds 0..seeds-1 in ``workers`` processes.
 
-    ``on_users`` receives the number of users done: in one process during a run, else after it.
+    ``on_users`` receives the number of users done: during a run if ``workers`` is 1, else after it.
     """
     alone = min(workers, seeds) <= 1
     run = partial(

@@ -10,10 +10,10 @@ An episode must end within a fixed part of its lease. If a user takes longer, th
 noise only and is sent in time, so no missing or late report shows that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
-one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
-earlier chunks and still earlier ones are uploaded, so every core can always seal. A chunk takes one
-unit of ``capacity`` before its episodes run, and holds it until the shuffler has decided on its
-reports. So while the shuffler is unreachable, no episodes begin, but the node keeps running.
+one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals the
+chunks before it, and the chunks before these are uploaded, so every core can always seal. A chunk
+takes one unit of ``capacity`` before its episodes run, and holds it until the shuffler has decided
+on its reports. So while the shuffler is unreachable, no episodes begin, but the node keeps running.
 
 A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
 good. Nothing about an episode is stored or logged: totals count reports, without naming users.

@@ -66,7 +66,7 @@ def pack(messages: Ints) -> bytes:
 def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     """Seals every message to the analyzer, then every report to the batch key.
 
-    Returns the sealed reports, concatenated; each has L messages and 48 bytes.
+    Returns the sealed reports, concatenated; each is 48 bytes longer than its L messages.
     """
     symbols = keys.symbols
     reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages * symbols.count)

@@ -38,7 +38,7 @@ class Keystream:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is handed to the analyzer, the number of messages in it, and its SHA-256 in hex."""
+    """The bytes for the analyzer, the number of messages in them, and their SHA-256 in hex."""
 
     parts: tuple[memoryview, ...] = field(repr=False)
     messages: int

@@ -1,4 +1,4 @@
-"""The rules by which the shuffler accepts and decides, without I/O, clock or randomness.
+"""The rules by which the shuffler decides, without I/O, clock or randomness.
 
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 

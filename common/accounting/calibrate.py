@@ -225,7 +225,7 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
     A report gets shorter as n grows, except for jumps of about one slot where each user needs one
-    bit less. The returned n suffices; no smaller n that the bisection tried does.
+    bit less. The returned n suffices; every smaller n that the bisection tried does not.
     """
 
     def fits(n: int) -> bool:

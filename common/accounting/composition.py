@@ -2,7 +2,7 @@
 
 * Parallel (`run_guarantee`): each user appears in one batch. Let batch b hold the report that
   differs. Batches before b have the same distribution under both neighbours. Given these, batch b
-  is (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, which is
+  is (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, so they are
   post-processing. So the run is (max epsilon_b, max beta_b)-DP, however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
   add up, so all their moves are composed exactly. There are as many ups as downs, so again one

@@ -3,8 +3,8 @@
 A counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is
 by inversion. Let F(j) = Pr[at most j ones] and U be uniform in [0, 1), an endless string of random
 bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
-decide this number unless some F(j) lies between the two ends that they leave open. Only in that
-case, one in hundreds, are further bits drawn. All comparisons are between integers, because
+decide this number unless some F(j) lies between the two ends that they leave open. Further bits
+are drawn only in that case, one in hundreds. All comparisons are between integers, because
 2^(l bits) F(j) is an integer. So nothing is rounded, and no accountant has to trust a rounding.
 
 Bits are taken `BLOCK` at a time, because the integers grow with them: a counter's noise is the sum
@@ -40,7 +40,7 @@ class _Law:
     ones: npt.NDArray[np.uint16]
 
     def settle(self, first: int, randomness: ByteSource) -> int:
-        """Returns the number of ones for first bits of U that leave it open: draws more bits."""
+        """Draws more bits of U until the number of ones is certain, and returns it."""
         low, high, known, drawn = 0, 1, first, FIRST_BITS
         while low != high:
             word = int.from_bytes(randomness.read(MORE_BITS // 8), "little")

@@ -208,7 +208,7 @@ def check_fraction(dishonest_fraction: float) -> None:
 
 
 def honest_reports(n: int, dishonest_fraction: float) -> int:
-    """Returns the reports of a batch of n whose noise counts: n - floor(dishonest_fraction n).
+    """Returns how many of n reports have noise that counts: n - floor(dishonest_fraction n).
 
     The fraction is read as the shortest decimal that gives the same double, and the product is
     exact: 0.3 of 10 is 3, although the double 0.3 is below 3/10. So all roles agree.

@@ -78,7 +78,7 @@ def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
     Among 2**24 keys any two are equal with probability below 2**-81, which bounds the ties' bias.
-    What is sorted are 64-bit words: a key's first bits, then its index. The few keys that agree in
+    The sort is over 64-bit words: a key's first bits, then its index. The few keys that agree in
     these first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)

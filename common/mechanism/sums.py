@@ -8,7 +8,7 @@ each message. Words have w bits, and all additions are modulo 2^w.
   the user a secret in common with the analyzer. HKDF turns it into a key, and AES-CTR turns the key
   into a mask of C words. The report is E and the vector plus its mask.
 - The shuffler adds the masked vectors of all n users and permutes their n keys E.
-- The analyzer computes the mask of each E and subtracts it. What is left is the sum of the vectors.
+- The analyzer computes the mask of each E and subtracts it. The rest is the sum of the vectors.
 
 Privacy. The analyzer sees n random keys and one sum, which is a function of the C noisy counts. So
 the accountant's (epsilon, beta) for those counts holds. The shuffler sees masked vectors, which are

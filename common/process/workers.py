@@ -26,7 +26,7 @@ def process_pool(workers: int) -> ProcessPoolExecutor:
 
 
 def initialize_worker() -> None:
-    """Ignores Ctrl-C, which the parent handles, and exits when the parent ends, even if killed."""
+    """Ignores Ctrl-C, which the parent handles; exits when the parent ends, even by a kill."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 

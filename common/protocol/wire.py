@@ -98,7 +98,7 @@ class Refusal(_Item):
 
 
 class LeaseReply(Document):
-    """Leases and refusals: one of either for each requested user."""
+    """One lease or one refusal for each requested user."""
 
     leases: tuple[Lease, ...]
     refused: tuple[Refusal, ...]

@@ -1,9 +1,10 @@
 """Private keys at rest: AES-256-GCM under a storage key that is kept elsewhere.
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
-key's 32 random bytes, with the file's name as ``info``. So files of different names never share a
-key, nor its nonces. The name is authenticated too, so one file cannot replace another. Without a
-storage key, files are stored in clear; this is only for a demonstration on one machine.
+key's 32 random bytes, with the file's name as ``info``. So files of different names have different
+keys, and each key has nonces of its own. The name is authenticated too, so one file cannot replace
+another. Without a storage key, files are stored in clear; this is only for a demonstration on one
+machine.
 """
 
 import os

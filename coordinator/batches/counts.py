@@ -16,7 +16,8 @@ deviate from them a little; lies make them deviate more. `check` computes the de
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
   step h + 1. The test takes the part of each cell (h, x, a, x') that breaks these equations
-  (`postprocess.imbalance`). No other linear test of these equations finds a lie on one cell better;
+  (`postprocess.imbalance`). No other linear test of these equations is better at finding a lie on
+  one cell;
 - total: all transitions of a batch sum to n times its steps. Reports without data lower this sum;
 - start: visits at step 0 are n draws from the declared start;
 - visits: if they are counted separately, they equal the transitions' sums over x';

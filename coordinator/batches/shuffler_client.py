@@ -65,7 +65,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. ``skew``: the seconds by which its clock was last seen ahead, or None."""
+    """Calls the shuffler. ``skew``: by how many seconds its clock was ahead in the last answer."""
 
     skew: float | None = None
 

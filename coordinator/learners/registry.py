@@ -151,8 +151,8 @@ def _sufficient_K(
 ) -> int | None:
     """Returns a larger K, to two digits, whose batches are large enough; None if none is found.
 
-    Batches grow with K, but not in proportion: one more stage makes those before it smaller, and a
-    preset's first stage may not depend on K. So only a K that was tried is returned.
+    Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
+    and a preset's first stage may not depend on K. So only a K that was tried is returned.
     """
     if constants.growth < LEAST_GROWTH:
         return None

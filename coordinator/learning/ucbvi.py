@@ -204,7 +204,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C); NumPy makes them faster."""
+    """Returns AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), which NumPy makes quickly."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal

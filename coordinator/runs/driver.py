@@ -10,7 +10,8 @@ pauses. Once a run was stopped or has failed, its driver abandons a batch that i
 still settles a sealed batch, because the batch's users have already reported.
 
 A driver uses a batch's state and, once the batch is sealed or over, its number of episodes. The
-shuffler shows it no number that grows with every report, which would tell when reports came.
+shuffler shows it no number that grows with every report: such a number would tell when reports
+came.
 """
 
 import asyncio

@@ -148,8 +148,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` is that of each role and ``generator i``;
-    ``cores`` maps each core to (seconds busy, seconds in all)."""
+    """The load ``at`` seconds after its start. ``use`` is by role, or ``generator i`` for a process
+    of the generator; ``cores`` maps each core to (seconds busy, seconds in all)."""
 
     at: float
     tally: Tally

@@ -199,7 +199,7 @@ class Usage:
     def demand(self) -> float:
         """Processors that the process would have used if no other process had competed for them.
 
-        A Python process's threads reach at most one, except while they release the GIL.
+        A Python process's threads use at most one, except while they release the GIL.
         """
         return (self.own + self.waited) / self.at if self.at > 0 else 0.0
 

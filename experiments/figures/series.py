@@ -61,7 +61,7 @@ class Row:
 def code_digest() -> str:
     """Returns a digest (16 hexadecimal digits) of all sources that can affect a result.
 
-    The code of drawings and tables (`figures` except `sweep`) cannot, so it is left out.
+    The code of drawings and tables (`figures` except `sweep`) affects none and is left out.
     """
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()

@@ -13,9 +13,9 @@ step). The method stops on the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
-which also bounds how far the sum is below its maximum, by |Z| tolerance. In an implicit active set,
-the linear step may miss the best policy. The certificate then uses an upper bound of the supremum
-(`bound`), and the reported gap may exceed the tolerance.
+which also implies that the sum is at most |Z| tolerance below its maximum. In an implicit active
+set, the linear step may miss the best policy. The certificate then uses an upper bound of the
+supremum (`bound`), and the reported gap may exceed the tolerance.
 """
 
 from __future__ import annotations

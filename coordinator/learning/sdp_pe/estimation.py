@@ -19,7 +19,7 @@ best policy seem worse in the estimate? So a policy that is rarely visited, and 
 even if its estimate is low. The pi_d are also likely to be best: the next stage explores them.
 
 At every (h, x), pi_d takes an action of some active policy. It is the best of all policies that do
-so, of which the active ones are a part. So the quantile errs on the safe side. W is kept, so the
+so, and these include the active ones. So the quantile errs on the safe side. W is kept, so the
 bias of the absorbing MDP is not in the radius (tests state how often the optimal policy survives).
 A reward sum is drawn given the drawn visits: its bits are Bernoulli, of variance r (1 - r) a visit.
 With the families `joint` its noise is part of the visits' noise, because both are sums of the same
@@ -101,7 +101,7 @@ class Estimator:
 
 
 def _every_step(array: FloatArray, H: int, axes: int) -> FloatArray:
-    """Repeats the layer axis, `axes` from the end, H times when it was summed to one."""
+    """Repeats the layer axis, the `axes`-th from the end, H times if it was summed over."""
     return np.broadcast_to(array, (*array.shape[:-axes], H, *array.shape[-axes + 1 :]))
 
 
