@@ -43,7 +43,7 @@ MOST_SKEW_SECONDS = 30.0
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
-    """Exports a metric's labels at zero: in a series that begins at 8, alerts see no increase."""
+    """Exports a metric's labels at zero: if a series began at 8, alerts would see no increase."""
     for label in labels:
         metric.labels(label)
 

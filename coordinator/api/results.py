@@ -131,7 +131,7 @@ def _supply(store: Store, run_id: str, supplied: TrueValueSpec) -> None:
 
 @router.get("/{run_id}/truth")
 async def show_true_values(run_id: str, store: StorePart) -> models.TrueValueCurve:
-    """Returns regret and value where true values were supplied, with bands over like runs."""
+    """Returns regret and value where true values were supplied, with bands over similar runs."""
     return await in_thread(_true_values, store, run_id)
 
 

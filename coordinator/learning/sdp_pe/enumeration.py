@@ -332,7 +332,7 @@ def _whole_tiles(array: PolicyArray) -> PolicyArray:
 
 
 def _unique(ascending: PolicyArray) -> tuple[PolicyArray, PolicyArray]:
-    """Returns the distinct ones of ascending values, and the index of each value among them."""
+    """Returns the distinct values of an ascending array, and each element's index among them."""
     first = np.diff(ascending, prepend=-1) > 0
     return ascending[first], np.cumsum(first) - 1
 
