@@ -228,7 +228,7 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects each column of c (X, pairs) as `postprocess.project` does; fills n, and N with n's sums.
+    """Projects columns of c (X, pairs) as `postprocess.project` does; fills n, and N with its sums.
 
     c is sorted by odd-even transposition. The order of its comparisons does not depend on the data,
     so all pairs are sorted side by side.
