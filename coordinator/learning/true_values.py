@@ -94,6 +94,6 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns half the width of the interval for a mean of ``count`` >= 2 values of deviation sd."""
+    """Returns half the interval's width for a mean of ``count`` >= 2 values of deviation ``sd``."""
     half: FloatArray = stats.t.ppf((1 + LEVEL) / 2, count - 1) * sd / np.sqrt(count)
     return half
