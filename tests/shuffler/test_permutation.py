@@ -3,12 +3,15 @@
 import hashlib
 import math
 from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from riffle.common.mechanism.shuffle_model import permutation
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import KeyPair
 from riffle.shuffler.permutation import (
     CHUNK_BYTES,
     Keystream,
@@ -17,6 +20,8 @@ from riffle.shuffler.permutation import (
     blank_copies,
     permute_messages,
 )
+from tests.shuffler.conftest import Api
+from tests.shuffler.world import user
 
 KEY = bytes(range(32))
 Uploads = list[tuple[list[int], bytes]]
@@ -65,6 +70,28 @@ def test_another_key_gives_another_order() -> None:
         permute_messages(uploads, key, n=5, L=20, message_bytes=49) for key in (KEY, bytes(32))
     )
     assert rows_of(first) != rows_of(second)  # equal with probability 1 / 100!
+
+
+def test_the_order_follows_from_nothing_that_others_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two shufflers with the same keys, batch, slots and messages permute differently."""
+    pair = KeyPair.generate()
+    monkeypatch.setattr("riffle.shuffler.store.vault.KeyPair.generate", lambda: pair)
+    sent: list[bytes] = []
+    orders = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        with ExitStack() as stack:
+            api = Api(tmp_path / name, stack)
+            batch = api.deposit()
+            assert batch.batch_key == pair.public
+            sent = sent or [batch.messages() for _ in range(4)]
+            leases = [lease.lease for lease in api.leases(batch, [user(i) for i in range(4)])]
+            api.outcomes(batch, list(zip(leases, map(batch.report, sent), strict=True)))
+            orders.append(api.finish(batch))
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
 
 
 def test_permutations_of_four_are_uniform() -> None:
