@@ -66,8 +66,8 @@ class Shuffler:
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
         self.metrics = metrics or ShufflerMetrics()
-        s, most = settings, settings.max_inflight_bytes
-        self.inflight = Budget(most, "uploads", each=max(most // 4, s.max_upload_bytes))
+        s, each = settings, settings.inflight_of_a_node
+        self.inflight = Budget(s.max_inflight_bytes, "uploads", each)
         self.callers = CallerLimits(
             RateLimit(s.node_requests, s.node_reports, s.node_requests_at_once)
         )
@@ -185,7 +185,8 @@ class Shuffler:
                 return await asyncio.to_thread(self._open_seals, batch, leases, sealed)
             except SecretLostError:
                 await self.batches.give_up(batch.batch_id)
-        return await asyncio.to_thread(leasing.build_frames, leases, sealed), None
+        whole = not batch.word_bits
+        return await asyncio.to_thread(leasing.build_frames, leases, sealed, whole=whole), None
 
     def _open_seals(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
@@ -194,7 +195,8 @@ class Shuffler:
         began = time.thread_time()
         opened = list(open_each(secret.outer.private, batch.report_info, sealed))
         self.metrics.opening.inc(time.thread_time() - began)
-        return leasing.build_frames(leases, sealed, opened), ReportCipher(batch.batch_id, secret)
+        frames = leasing.build_frames(leases, sealed, opened, whole=not batch.word_bits)
+        return frames, ReportCipher(batch.batch_id, secret)
 
     # The operator
 

@@ -18,6 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol.descriptor import Context, SignedDescriptor, countersign
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.verification import read_pins
@@ -28,7 +29,7 @@ from riffle.shuffler.permutation import Release, blank_copies, permute_messages,
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
-from riffle.shuffler.store import batch_rows, report_rows
+from riffle.shuffler.store import batch_rows, report_rows, sum_rows
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import ChangeSignal
@@ -110,6 +111,9 @@ class BatchLifecycle:
             shuffler_signature=countersign(self._signing_key, context.digest, secret.outer.public),
         )
         batch_rows.insert_batch(connection, data, context, signed)
+        batch = batch_rows.find(connection, batch_id)
+        if batch.word_bits:
+            sum_rows.insert_sum(connection, batch, ReportCipher(batch_id, secret))
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
@@ -172,10 +176,13 @@ class BatchLifecycle:
                     secret.permutation,
                     n=batch.n,
                     L=batch.L,
-                    message_bytes=batch.message_bytes,
+                    message_bytes=KEY_BYTES if batch.word_bits else batch.message_bytes,
                 )
-                blank_copies(permuted)
-                return Release.of(permuted)
+            if batch.word_bits:  # the permuted messages are the reports' keys, all distinct
+                total = sum_rows.read_sum(connection, batch, cipher)
+                return Release.of(permuted, total.data.cast("B"))
+            blank_copies(permuted)
+            return Release.of(permuted)
 
     def _remember(self, batch_id: str, release: Release) -> None:
         self._releases.pop(batch_id, None)
@@ -200,10 +207,12 @@ class BatchLifecycle:
           no automatic effect. The coordinator can notice a revocation, so the operator should wait
           for several batches before revoking a node.
 
-        Raises RemoteError ``malformed`` unless these are places of messages in ascending order.
+        Raises RemoteError ``malformed`` unless these are places of messages in ascending order. No
+        key of a sum can fail.
         """
         batch = await self._store.read(batch_rows.find, batch_id)
-        if sorted(set(failed)) != list(failed) or (failed and failed[-1] >= batch.n * batch.L):
+        messages = 0 if batch.word_bits else batch.n * batch.L
+        if sorted(set(failed)) != list(failed) or (failed and failed[-1] >= messages):
             raise RemoteError("malformed", "failed: not ascending places of the batch's messages")
         slots: list[int] = []
         if failed and batch.state == "forwarded":
@@ -287,9 +296,11 @@ class BatchLifecycle:
         self._releases.pop(batch_id, None)
         await asyncio.to_thread(self._vault.destroy, batch_id)
         batch = await self._store.read(batch_rows.find, batch_id)
-        for start in range(0, batch.next_slot, SLOTS_A_DELETE):
+        for start in range(0, batch.next_slot + 1, SLOTS_A_DELETE):
             slots = range(start, start + SLOTS_A_DELETE)
             await self._store.write(report_rows.delete_reports, batch_id, slots)
+            if batch.word_bits:
+                await self._store.write(sum_rows.delete_sum, batch_id, SLOTS_A_DELETE)
         await self._store.write(batch_rows.mark_clean, batch_id)
         note("erased", batch_id=batch_id)
 

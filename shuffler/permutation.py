@@ -45,9 +45,9 @@ class Release:
     sha256: str
 
     @classmethod
-    def of(cls, messages: Messages, *rest: bytes) -> "Release":
-        """Returns the release of permuted messages (n * L, message bytes), followed by ``rest``."""
-        parts = (messages.data.cast("B"), *(memoryview(part) for part in rest))
+    def of(cls, messages: Messages, *sums: memoryview) -> "Release":
+        """Returns the release of permuted messages (n * L, message bytes), or of sums and keys."""
+        parts = (*sums, messages.data.cast("B"))
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)

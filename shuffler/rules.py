@@ -6,8 +6,8 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - it parses strictly, has few blanks, and has the path's batch id, made from run and deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
-- the operator allows its trust model;
-- n is at least the operator's smallest batch, and its n * L messages fit the largest;
+- the operator allows its trust model and its aggregation;
+- n is at least the operator's smallest batch, and hand-over and report are not too large;
 - it asks for seeded noise only if the test entry point is open;
 - it lets one owner's nodes hold no more slots than the operator allows;
 - its guarantee, which the shuffler recomputes, is at least as strong as the operator demands and
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import (
     Context,
     batch_id,
@@ -34,7 +34,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import check_guarantee, check_trust
+from riffle.common.protocol.verification import MESSAGES, check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
@@ -43,7 +43,17 @@ SMALLEST_SHOWN = 100
 REPORTS_A_LAPSE = 10
 """Reports that an owner needs for each lapsed lease; an owner with fewer must wait."""
 
-Outcome = Literal["accepted", "replayed", "already-reported", "late", "unknown-lease", "wrong-key"]
+Outcome = Literal[
+    "accepted",
+    "replayed",
+    "already-reported",
+    "late",
+    "unknown-lease",
+    "wrong-key",
+    "reused-key",
+]
+"""``reused-key``: another report of the batch, whose aggregation is ``sums``, has the same key."""
+
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
@@ -63,6 +73,8 @@ class Demands:
     max_batch_bytes: int
     max_batch_seconds: int = 31 * 86_400
     max_owner_share: float = 1.0
+    max_report_bytes: int = 64 << 20
+    aggregations: tuple[Aggregation, ...] = MESSAGES
     analyzer_keys: frozenset[str] | None = None
 
 
@@ -132,14 +144,17 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
 
 def _check_promise(context: Context, demands: Demands) -> None:
     d = context.descriptor
-    check_trust(d, demands.trust_models)
+    check_trust(d, demands.trust_models, demands.aggregations)
     if d.n < demands.smallest_n:
         detail = f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here"
         raise RemoteError("batch-too-small", detail)
-    size = d.n * d.padding.messages * d.message_bytes
-    if size > (most := demands.max_batch_bytes):
-        detail = f"the batch's n * L messages have {size} bytes; at most {most} are accepted here"
-        raise RemoteError("too-large", detail)
+    for what, size, most in (
+        ("hand-over", d.release_bytes, demands.max_batch_bytes),
+        ("report", d.report_bytes, demands.max_report_bytes),
+    ):
+        if size > most:
+            detail = f"the batch's {what} has {size} bytes; at most {most} are accepted here"
+            raise RemoteError("too-large", detail)
     if d.test_seed is not None and not demands.test_entry:
         detail = "seeded noise protects nobody; the test entry is closed here"
         raise RemoteError("test-entry-refused", detail)

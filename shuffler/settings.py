@@ -13,10 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.process.configuration import Share, check_shares
 from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.descriptor import Name
+from riffle.common.protocol.verification import MESSAGES
+from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
 from riffle.shuffler.store.schema import sqlite_url
@@ -61,6 +63,12 @@ class Settings(ServerSettings):
         min_length=1,
         description="trust models that the operator allows, a JSON list of shuffle, local, central",
     )
+    aggregations: tuple[Aggregation, ...] = Field(
+        default=MESSAGES,
+        min_length=1,
+        description="aggregations that the operator allows, a JSON list of messages, sums; with "
+        "sums, one dishonest report can set every count",
+    )
     smallest_n: int = Field(default=20, ge=2, description="smallest batch; default on loopback: 2")
     max_owner_share: Share = Field(
         default=0.05,
@@ -68,7 +76,7 @@ class Settings(ServerSettings):
         "loopback: 1, which is no limit",
     )
     max_batch_bytes: int = Field(
-        default=1 << 30, ge=1 << 12, description="largest batch: bytes of its n * L messages"
+        default=1 << 30, ge=1 << 12, description="largest batch: bytes handed over"
     )
     max_batch_seconds: int = Field(
         default=31 * 86_400,
@@ -130,6 +138,11 @@ class Settings(ServerSettings):
         """Database URL."""
         return self.store_url or sqlite_url(self.data_dir)
 
+    @property
+    def inflight_of_a_node(self) -> int:
+        """Most bytes of uploads of one node under way; an upload has no more."""
+        return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
+
     def public_key(self) -> bytes:
         """Returns the raw Ed25519 public key (32 bytes) of the signing key."""
         private = Ed25519PrivateKey.from_private_bytes(self.signing_key())
@@ -151,9 +164,11 @@ class Settings(ServerSettings):
             coordinator_key=self.hex_value("coordinator_key"),
             guarantee=Guarantee(self.max_epsilon, self.max_beta, self.min_dishonest_fraction),
             trust_models=self.trust_models,
+            aggregations=self.aggregations,
             smallest_n=self.smallest_n,
             max_owner_share=self.max_owner_share,
             test_entry=self.test_entry,
             max_batch_bytes=self.max_batch_bytes,
+            max_report_bytes=self.inflight_of_a_node - LEASE_BYTES,
             max_batch_seconds=self.max_batch_seconds,
         )

@@ -46,6 +46,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "late": (HTTPStatus.GONE, "The batch or the lease is over"),
     "wrong-size": (HTTPStatus.UNPROCESSABLE_ENTITY, "The size is wrong"),
     "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),
+    "reused-key": (HTTPStatus.CONFLICT, "Another report has this key"),
     "outdated-key": (HTTPStatus.CONFLICT, "The key is not the one in use here; fetch it again"),
     "too-large": (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "The body is too large"),
     "head-too-large": (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The head is too large"),

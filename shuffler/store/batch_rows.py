@@ -45,7 +45,10 @@ NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch's row without its descriptor. ``report_bytes`` is the size of an uploaded report."""
+    """A batch's row without its descriptor. ``report_bytes`` is the size of an uploaded report.
+
+    ``word_bits`` is that of the descriptor: None if the aggregation is ``messages``.
+    """
 
     batch_id: str
     digest: bytes
@@ -55,6 +58,7 @@ class Batch:
     expires_at: int
     report_bytes: int
     message_bytes: int
+    word_bits: int | None
     state: BatchState
     reports: int
     next_slot: int
@@ -141,6 +145,7 @@ def insert_batch(
             expires_at=d.expires_at,
             report_bytes=d.report_bytes,
             message_bytes=d.message_bytes,
+            word_bits=d.word_bits,
             state="open",
         )
     )

@@ -18,6 +18,7 @@ from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, insert, update
 
+from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply, UploadResult
 from riffle.shuffler.rules import (
@@ -33,8 +34,9 @@ from riffle.shuffler.rules import (
 from riffle.shuffler.store import batch_rows, lease_rows, report_rows, users
 from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups
+from riffle.shuffler.store.sum_rows import UsedKeys, add_reports
 from riffle.shuffler.store.users import UserRecord
-from riffle.shuffler.store.vault import ReportCipher
+from riffle.shuffler.store.vault import TAG_BYTES, ReportCipher
 
 _UPDATE = update(batches).where(batches.c.batch_id == bindparam("batch"))
 _SET_NEXT_SLOT = _UPDATE.values(next_slot=bindparam("next"))
@@ -138,13 +140,18 @@ def build_frames(
     lease_ids: Sequence[str],
     sealed: Sequence[memoryview],
     opened: Iterable[bytes | None] | None = None,
+    *,
+    whole: bool,
 ) -> list[Frame]:
     """Returns the frames of an upload.
 
     ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, and None
-    for each that does not open. If ``opened`` is missing, no report counts as opened.
+    for each that does not open. If ``opened`` is missing, no report counts as opened. Without
+    ``whole``, a report's digest is of its seal's key and tag only, since hashing a long vector
+    costs more than all else. Only its own sender can make another report with the same key and tag.
     """
-    digests = [sha256(report).digest() for report in sealed]
+    parts = sealed if whole else [bytes(s[:KEY_BYTES]) + s[-TAG_BYTES:] for s in sealed]
+    digests = [sha256(part).digest() for part in parts]
     return list(zip(lease_ids, digests, opened or repeat(None, len(lease_ids)), strict=True))
 
 
@@ -161,6 +168,7 @@ def store_reports(
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
     groups = lease_rows.groups_of_upload(connection, batch_id, node_id, ids)
+    used = UsedKeys(connection, batch, frames, cipher) if batch.word_bits and cipher else None
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
     reported = _reported_elsewhere(connection, groups, ids, now, accepting=accepting)
     outcomes: list[Outcome] = []
@@ -172,6 +180,8 @@ def store_reports(
             standing = group.standing(index, now)
             same = standing == "reported" and group.digest(index) == digest
         outcome = judge_frame(standing, same, report is not None, lease in reported, accepting)
+        if outcome == "accepted" and used and report and not used.take(report):
+            outcome = "reused-key"
         if outcome == "accepted" and group and index is not None and report is not None:
             group.report(index, digest)
             accepted.append((group.slots[index], report))
@@ -220,7 +230,9 @@ def _write(
 ) -> None:
     if cipher is None:
         raise LocalError("internal", "reports were accepted of a batch whose secret is not here")
-    report_rows.insert_reports(connection, batch.batch_id, sorted(accepted), cipher)
+    accepted.sort()
+    stored = add_reports(connection, batch, accepted, cipher) if batch.word_bits else accepted
+    report_rows.insert_reports(connection, batch.batch_id, stored, cipher)
     lease_rows.save(connection, groups.values())
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(accepted)})
 

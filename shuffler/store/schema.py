@@ -73,6 +73,7 @@ batches = Table(
     Column("expires_at", BigInteger, nullable=False),
     Column("report_bytes", Integer, nullable=False),
     Column("message_bytes", Integer, nullable=False),
+    Column("word_bits", Integer),  # of `sums`; null: messages
     Column("state", String(16), nullable=False, index=True),
     Column("reports", BigInteger, nullable=False, default=0),
     Column("next_slot", BigInteger, nullable=False, default=0),
@@ -121,6 +122,22 @@ reports = Table(
     Column("held", Integer, nullable=False),
     Column("slots", LargeBinary, nullable=False),
     Column("sealed", LargeBinary, nullable=False, info={AUTHENTICATED: True}),
+)
+
+# Of each batch of `sums`: the sum of its reports' vectors, encrypted as reports are, and a tag of
+# each report's key (`sum_rows`). The reports themselves are then their keys.
+sums = Table(
+    "sums",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("sealed", LargeBinary, nullable=False, info={AUTHENTICATED: True}),
+)
+
+report_keys = Table(
+    "report_keys",
+    metadata,
+    Column("batch_id", String(32), ForeignKey("batches.batch_id"), primary_key=True),
+    Column("tag", String(32), primary_key=True),
 )
 
 dropped = Table(

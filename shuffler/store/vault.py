@@ -14,6 +14,7 @@ batch's secret. Once the secret is destroyed, reports left in the database's pag
 unreadable as under their outer seals. The hand-over needs no elliptic-curve work.
 """
 
+import hmac
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -144,34 +145,50 @@ def _name(batch_id: str) -> str:
 
 
 LABEL_STORED = b"riffle v1 stored reports\x00"
+LABEL_TAGS = b"riffle v1 tags of keys\x00"
+TAG_BYTES = 16
 
 
 class ReportCipher:
-    """Encrypts and decrypts the stored reports of one batch.
+    """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Its key is HKDF-SHA256 of the whole secret under a label of its own. So this key and the keys
+    Its keys are HKDF-SHA256 of the whole secret under labels of their own. So these keys and those
     that open outer seals and draw the permutation reveal nothing about each other.
+
+    A ``part`` of the batch is the slots of some reports, which are stored concatenated, or the
+    number of the reports that a stored sum is over.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
-        derive = HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=LABEL_STORED)
-        self._cipher = StorageCipher(derive.derive(secret.outer.private + secret.permutation))
+        self._secret = secret.outer.private + secret.permutation
+        self._cipher = StorageCipher(self._derive(LABEL_STORED))
         self._batch_id = batch_id
+        self._tag_key = b""
 
-    def encrypt(self, slots: Sequence[int], reports: bytes) -> bytes:
-        """Returns the stored form of these slots' reports, which are given concatenated."""
-        return self._cipher.seal(reports, self._name(slots))
+    def encrypt(self, part: Sequence[int] | int, data: bytes) -> bytes:
+        """Returns the stored form of a part's reports or sum."""
+        return self._cipher.seal(data, self._name(part))
 
-    def decrypt(self, slots: Sequence[int], stored: bytes) -> bytes:
-        """Returns the reports on these slots, concatenated.
+    def decrypt(self, part: Sequence[int] | int, stored: bytes) -> bytes:
+        """Returns a part's reports or sum.
 
-        Raises LocalError if the stored form is damaged or belongs to other slots.
+        Raises LocalError if the stored form is damaged or belongs to another part.
         """
         try:
-            return self._cipher.open(stored, self._name(slots))
+            return self._cipher.open(stored, self._name(part))
         except LocalError as error:
             detail = "stored reports, or their secret, are damaged; none is released"
             raise LocalError("internal", detail) from error
 
-    def _name(self, slots: Sequence[int]) -> str:
-        return f"reports of batch {self._batch_id} on slots {slots[0]} to {slots[-1]}"
+    def tag(self, key: bytes) -> str:
+        """Returns the hex tag by which the store knows a report's key E; see `sum_rows`."""
+        self._tag_key = self._tag_key or self._derive(LABEL_TAGS)
+        return hmac.digest(self._tag_key, key, "sha256")[:TAG_BYTES].hex()
+
+    def _derive(self, label: bytes) -> bytes:
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=label).derive(self._secret)
+
+    def _name(self, part: Sequence[int] | int) -> str:
+        if isinstance(part, int):
+            return f"sum of {part} reports of batch {self._batch_id}"
+        return f"reports of batch {self._batch_id} on slots {part[0]} to {part[-1]}"

@@ -17,6 +17,7 @@ from riffle.common.protocol.wire import DIGEST_HEADER, Lease
 from riffle.shuffler.app import create_app
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.settings import Settings
+from tests.common.descriptors import ONE_MESSAGE
 from tests.shuffler.world import (
     BETA,
     COORDINATOR_TOKEN,
@@ -34,8 +35,15 @@ from tests.shuffler.world import (
 class Api:
     """A running shuffler. ``restart`` stops it and starts another on the same directory."""
 
-    def __init__(self, directory: Path, stack: ExitStack, store_url: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stack: ExitStack,
+        store_url: str | None = None,
+        aggregation: str = "messages",
+    ) -> None:
         self.directory = directory
+        self.fields = ONE_MESSAGE.get(aggregation, {})
         self.clock = FakeClock()
         self._stack = stack
         self._changes: dict[str, Any] = {"store_url": store_url}
@@ -91,7 +99,7 @@ class Api:
         return self.call("PUT", f"/batches/{batch_id}", token, content=data, headers=headers)
 
     def deposit(self, n: int = 4, deployment: int = 0, **changes: Any) -> Batch:
-        data = descriptor_bytes(n, deployment, **changes)
+        data = descriptor_bytes(n, deployment, **self.fields | changes)
         answer = self.put(data)
         assert answer.status_code == 201, answer.text
         signed = SignedDescriptor.model_validate_json(answer.content)
@@ -189,10 +197,19 @@ def store_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
         yield url
 
 
+both_aggregations = pytest.mark.parametrize("aggregation", ["messages", "sums"], indirect=True)
+
+
 @pytest.fixture
-def api(tmp_path: Path, store_url: str | None) -> Iterator[Api]:
+def aggregation(request: pytest.FixtureRequest) -> str:
+    """The aggregation of batches that `Api.deposit` makes."""
+    return str(getattr(request, "param", "messages"))
+
+
+@pytest.fixture
+def api(tmp_path: Path, store_url: str | None, aggregation: str) -> Iterator[Api]:
     with ExitStack() as stack:
-        yield Api(tmp_path, stack, store_url)
+        yield Api(tmp_path, stack, store_url, aggregation)
 
 
 def problem(answer: httpx.Response) -> str:

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.parameters import Padding
+from riffle.common.mechanism.sums import add, empty_sum, split_release
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol import hpke
 from riffle.common.protocol.descriptor import (
@@ -59,6 +60,7 @@ def settings(directory: Path, **changes: Any) -> Settings:
         "operator_token_hash": hash_token(OPERATOR_TOKEN),
         "max_epsilon": EPSILON,
         "max_beta": BETA,
+        "aggregations": ("messages", "sums"),
         "lease_seconds": 60,
     }
     return Settings(**values | changes)
@@ -134,6 +136,23 @@ class Batch:
         """Random bytes of one report's messages."""
         d = self.context.descriptor
         return os.urandom(d.padding.messages * d.message_bytes)
+
+    def handed_over(self, sent: list[bytes]) -> list[bytes]:
+        """What must be handed over of the reports that were sent, in any order."""
+        d = self.context.descriptor
+        if d.word_bits is None:
+            return sorted(self.rows(b"".join(sent)))
+        total = empty_sum(d.layout.counters, d.word_bits)
+        keys = [add(total, report) for report in sent]
+        return [total.tobytes(), *sorted(keys)]
+
+    def parts(self, released: bytes) -> list[bytes]:
+        """What a hand-over consists of, in a fixed order."""
+        d = self.context.descriptor
+        if d.word_bits is None:
+            return sorted(self.rows(released))
+        total, keys = split_release(released, d.layout.counters, d.word_bits)
+        return [total.tobytes(), *sorted(bytes(keys[i : i + 32]) for i in range(0, 32 * d.n, 32))]
 
     def rows(self, data: bytes) -> list[bytes]:
         """Messages of concatenated bytes, in their order."""

@@ -21,9 +21,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     create_engine,
     insert,
     inspect,
+    select,
 )
 
 from riffle.common.protocol.errors import LocalError
@@ -38,6 +40,8 @@ SCHEMAS: dict[str, Any] = {"shuffler": shuffler_schema, "coordinator": coordinat
 CIPHER = ReportCipher("a batch", BatchSecret.generate())
 FLIPS = int(os.environ.get("RIFFLE_FLIPS", "40"))
 ROWS = 60
+SUMS = shuffler_schema.sums.c
+OF_BATCH = select(SUMS.sealed).where(SUMS.batch_id == bindparam("batch"))
 Contents = list[tuple[object, ...]] | None
 
 
@@ -100,6 +104,8 @@ def is_found(name: str, file: Path) -> bool:
                 for number in range(ROWS) if schema is shuffler_schema else ():
                     for _, stored in stored_reports(connection, f"{number:032x}"):
                         CIPHER.decrypt([number], stored)
+                    for stored in connection.scalars(OF_BATCH, {"batch": f"{number:032x}"}):
+                        CIPHER.decrypt([number], bytes(stored))
         finally:
             engine.dispose()
     except LocalError as error:

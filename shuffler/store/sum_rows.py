@@ -1,0 +1,95 @@
+"""What the store keeps of a batch whose aggregation is ``sums``: one sum, and the keys of reports.
+
+No user's vector is stored. The transaction that accepts an upload adds its vectors to the batch's
+sum, so a batch of any size needs memory and disk for a few vectors only, and its hand-over takes no
+time. The keys E stay with the reports' slots (`report_rows`).
+
+One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
+replica, the sum is over exactly the accepted reports. It is encrypted under the batch's secret and
+bound to their number.
+
+Each key may occur once in a batch. The store compares tags of keys, which only the batch's secret
+can make, so that an erased batch leaves no keys behind.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from riffle.common.mechanism.sums import KEY_BYTES, Words, add, empty_sum
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.statements import execute_rows, is_one_of
+from riffle.shuffler.rules import Frame
+from riffle.shuffler.store.batch_rows import Batch
+from riffle.shuffler.store.schema import report_keys, sums
+from riffle.shuffler.store.vault import ReportCipher
+
+_SEALED = select(sums.c.sealed).where(sums.c.batch_id == bindparam("batch"))
+_SAVE = update(sums).where(sums.c.batch_id == bindparam("batch")).values(sealed=bindparam("sum"))
+_OF_BATCH = report_keys.c.batch_id == bindparam("batch")
+_USED = select(report_keys.c.tag).where(_OF_BATCH, is_one_of(report_keys.c.tag, "tags"))
+_INSERT_TAGS = insert(report_keys)
+_SOME = select(report_keys.c.tag).where(_OF_BATCH).limit(bindparam("most"))
+_DELETE_SOME = delete(report_keys).where(_OF_BATCH, report_keys.c.tag.in_(_SOME))
+
+
+def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> None:
+    """Stores the sum of no reports, which also takes the disk that the sum needs."""
+    sealed = cipher.encrypt(0, _empty(batch).tobytes())
+    connection.execute(insert(sums).values(batch_id=batch.batch_id, sealed=sealed))
+
+
+def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Words:
+    """Returns the sum of the batch's reports (C,); raises LocalError if it is not theirs."""
+    sealed, total = connection.scalar(_SEALED, {"batch": batch.batch_id}), _empty(batch)
+    data = b"" if sealed is None else cipher.decrypt(batch.reports, bytes(sealed))
+    if len(data) != total.nbytes:
+        raise LocalError("internal", "the sum of the batch is damaged; nothing is released")
+    total[:] = np.frombuffer(data, dtype=total.dtype)
+    return total
+
+
+def add_reports(
+    connection: Connection,
+    batch: Batch,
+    accepted: Sequence[tuple[int, bytes]],
+    cipher: ReportCipher,
+) -> list[tuple[int, bytes]]:
+    """Adds accepted reports, given with their slots, to the sum; returns slots and keys E."""
+    total = read_sum(connection, batch, cipher)
+    keys = [(slot, add(total, report)) for slot, report in accepted]
+    sealed = cipher.encrypt(batch.reports + len(keys), total.tobytes())
+    connection.execute(_SAVE, {"batch": batch.batch_id, "sum": sealed})
+    rows = [(batch.batch_id, cipher.tag(key)) for _, key in keys]
+    execute_rows(connection, _INSERT_TAGS, ("batch_id", "tag"), rows)
+    return keys
+
+
+class UsedKeys:
+    """The keys E of a batch's accepted reports, as far as an upload's reports have them too."""
+
+    def __init__(
+        self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
+    ) -> None:
+        self._cipher = cipher
+        tags = [cipher.tag(report[:KEY_BYTES]) for *_, report in frames if report is not None]
+        self._used = set(connection.scalars(_USED, {"batch": batch.batch_id, "tags": tags}))
+
+    def take(self, report: bytes) -> bool:
+        """Returns whether a report's key is new, and counts it as used from now on."""
+        tag = self._cipher.tag(report[:KEY_BYTES])
+        is_new = tag not in self._used
+        self._used.add(tag)
+        return is_new
+
+
+def delete_sum(connection: Connection, batch_id: str, most: int) -> None:
+    """Deletes a batch's sum and at most ``most`` of the tags of its keys."""
+    connection.execute(delete(sums).where(sums.c.batch_id == batch_id))
+    connection.execute(_DELETE_SOME, {"batch": batch_id, "most": most})
+
+
+def _empty(batch: Batch) -> Words:
+    bits = batch.word_bits or 0
+    return empty_sum((batch.message_bytes - KEY_BYTES) * 8 // bits, bits)

@@ -1,0 +1,218 @@
+"""Batches of sums: one sum of exactly n reports with n keys, and never a second one."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select, text
+
+from riffle.common.mechanism.sums import KEY_BYTES
+from riffle.common.protocol.errors import LocalError
+from riffle.shuffler.core import preflight
+from riffle.shuffler.settings import Settings
+from riffle.shuffler.store.schema import report_keys, reports, sums
+from tests.common.descriptors import ONE_MESSAGE
+from tests.shuffler.conftest import Api, both_engines, problem
+from tests.shuffler.world import Batch, descriptor_bytes, user
+
+pytestmark = pytest.mark.parametrize("aggregation", ["sums"], indirect=True)
+
+LARGE = {"states": 40, "horizon": 2, "policies": (((0,) * 40, (1,) * 40),)}
+
+
+def frames(api: Api, batch: Batch, sent: list[bytes], first: int = 0) -> list[tuple[str, bytes]]:
+    users = [user(first + i) for i in range(len(sent))]
+    leases = api.leases(batch, users)
+    return [(one.lease, batch.report(vector)) for one, vector in zip(leases, sent, strict=True)]
+
+
+def stored(api: Api) -> list[int]:
+    """How many sums, tags of keys and rows of reports the store has."""
+    with api.core._store.engine.connect() as store:
+        tables = (sums, report_keys, reports)
+        return [store.scalar(select(func.count()).select_from(one)) or 0 for one in tables]
+
+
+@both_engines
+def test_one_sum_and_the_keys_are_handed_over_until_acknowledged_then_erased(api: Api) -> None:
+    batch = api.deposit()
+    sent = [batch.messages() for _ in range(4)]
+    uploads = frames(api, batch, sent)
+    assert api.outcomes(batch, uploads[1::2]) == ["accepted"] * 2
+    assert problem(api.messages(batch)) == "batch-not-ready"
+    api.restart()
+    assert api.outcomes(batch, uploads) == ["accepted", "replayed"] * 2
+    first = api.messages(batch)
+    assert batch.parts(first.content) == batch.handed_over(sent)
+    assert len(first.content) == batch.context.descriptor.release_bytes
+    assert stored(api) == [1, 4, 2]
+    api.restart()
+    assert api.messages(batch).content == first.content
+    digest = first.headers["Riffle-Messages-Digest"]
+    path, named = f"/batches/{batch.batch_id}/acknowledgement", {"messages_sha256": digest}
+    blame = api.call("POST", path, "coordinator-token", json=named | {"failed": [0]})
+    assert problem(blame) == "malformed", "no key can fail"
+    assert api.acknowledge(batch, digest).json()["state"] == "erased"
+    assert stored(api) == [0, 0, 0]
+    assert problem(api.messages(batch)) == "late"
+
+
+def test_a_short_batch_is_never_summed(api: Api) -> None:
+    batch = api.deposit()
+    api.outcomes(batch, frames(api, batch, [batch.messages() for _ in range(3)]))
+    assert api.abandon(batch).json()["state"] == "abandoned"
+    assert problem(api.messages(batch)) == "late"
+    assert stored(api) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_a_batch_is_driven_by_two_replicas(api: Api) -> None:
+    with ExitStack() as stack:
+        other = api.replica(stack)
+        batch = api.deposit()
+        sent = [batch.messages() for _ in range(4)]
+        uploads = frames(api, batch, sent)
+        assert api.outcomes(batch, uploads[:1]) == ["accepted"]
+        copy = (uploads[1][0], batch.report(sent[0]))
+        assert other.outcomes(batch, [copy]) == ["reused-key"]
+        for turn, one in enumerate(uploads[1:]):
+            assert (api, other)[turn % 2].outcomes(batch, [one]) == ["accepted"]
+            assert (other, api)[turn % 2].outcomes(batch, [one]) == ["replayed"]
+        released = [one.messages(batch).content for one in (api, other)]
+        assert released[0] == released[1]
+        assert batch.parts(released[0]) == batch.handed_over(sent)
+
+
+@both_engines
+def test_a_reused_key_is_refused_and_its_vector_not_added(api: Api) -> None:
+    batch = api.deposit()
+    sent = [batch.messages() for _ in range(4)]
+    copies = [sent[0], sent[0][:KEY_BYTES] + os.urandom(len(sent[0]) - KEY_BYTES)]
+    uploads = frames(api, batch, [*sent[:2], *copies])
+    assert api.outcomes(batch, [uploads[0], uploads[2]]) == ["accepted", "reused-key"]
+    api.restart()
+    assert api.outcomes(batch, uploads) == ["replayed", "accepted", "reused-key", "reused-key"]
+    assert api.status(batch)["dropped"] == {"reused-key": 3}
+    again = [(lease, batch.report(one)) for (lease, _), one in zip(uploads[2:], sent[2:])]  # noqa: B905
+    assert api.outcomes(batch, again) == ["accepted"] * 2
+    assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
+
+
+def test_a_key_may_occur_in_two_batches(api: Api) -> None:
+    """Its masks differ, since they depend on the batch; the shuffler cannot refuse everything."""
+    first, second = api.deposit(), api.deposit(deployment=1)
+    vector = first.messages()
+    assert api.outcomes(first, frames(api, first, [vector])) == ["accepted"]
+    assert api.outcomes(second, frames(api, second, [vector], 1)) == ["accepted"]
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"\1" + bytes(31), b"\xff" * 32])
+def test_points_of_low_order_are_keys_like_others(api: Api, key: bytes) -> None:
+    batch = api.deposit()
+    sent = [batch.messages() for _ in range(4)]
+    sent[2] = key + sent[2][KEY_BYTES:]
+    assert api.outcomes(batch, frames(api, batch, sent)) == ["accepted"] * 4
+    assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
+
+
+@pytest.mark.parametrize("cut", [-1, 2, 32])
+def test_a_vector_of_another_size_is_refused(api: Api, cut: int) -> None:
+    batch = api.deposit()
+    vector = (batch.messages() + bytes(2))[: -1 - cut]
+    assert problem(api.upload(batch, frames(api, batch, [vector]))) == "wrong-size"
+    assert stored(api) == [1, 0, 0]
+
+
+def test_an_altered_report_does_not_open_and_is_no_replay_of_another(api: Api) -> None:
+    batch = api.deposit()
+    ((lease, report),) = frames(api, batch, [batch.messages()])
+    for place in (0, 40, 60, -1):
+        bad = bytearray(report)
+        bad[place] ^= 1
+        assert api.outcomes(batch, [(lease, bytes(bad))]) == ["wrong-key"]
+    assert api.outcomes(batch, [(lease, report)]) == ["accepted"]
+
+
+def other_sum(api: Api, batch: Batch) -> None:
+    """The sum of fewer reports, as a database restored in part would have it."""
+    with api.core._store.engine.begin() as store:
+        empty = store.scalar(
+            text("SELECT sealed FROM sums WHERE batch_id <> :of"), {"of": batch.batch_id}
+        )
+        store.execute(text("UPDATE sums SET sealed = :sum"), {"sum": empty})
+
+
+def no_sum(api: Api, _: Batch) -> None:
+    with api.core._store.engine.begin() as store:
+        store.execute(text("DELETE FROM sums"))
+
+
+@both_engines
+@pytest.mark.parametrize("fault", [other_sum, no_sum])
+def test_a_sum_that_is_not_that_of_its_reports_is_not_handed_over(
+    api: Api, fault: Callable[[Api, Batch], None]
+) -> None:
+    batch, _ = api.deposit(), api.deposit(deployment=1)
+    api.outcomes(batch, frames(api, batch, [batch.messages() for _ in range(4)]))
+    fault(api, batch)
+    answer = api.messages(batch)
+    assert (answer.status_code, problem(answer)) == (500, "internal")
+    assert "released" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_after_a_backup_is_restored_no_second_sum_is_handed_over(
+    api: Api, tmp_path: Path, *, released: bool
+) -> None:
+    """The copy has three reports. A sum of these and another one would differ in one user."""
+    batch, file = api.deposit(), api.settings.data_dir / "shuffler.sqlite"
+    uploads = frames(api, batch, [batch.messages() for _ in range(4)])
+    api.outcomes(batch, uploads[:3])
+    copy = sqlite3.connect(tmp_path / "copy")
+    with closing(copy), closing(sqlite3.connect(file)) as source:
+        source.backup(copy)
+    api.outcomes(batch, uploads[3:])
+    if released:
+        assert api.messages(batch).status_code == 200
+    api._stack.close()
+    for old in file.parent.glob(f"{file.name}*"):
+        old.unlink()
+    (tmp_path / "copy").rename(file)
+    if not released:  # no sum has left: the batch goes on with its three reports
+        api.restart()
+        assert api.outcomes(batch, uploads) == ["replayed"] * 3 + ["accepted"]
+        assert api.messages(batch).status_code == 200
+        return
+    with pytest.raises(LocalError, match="older copy") as refused:
+        preflight(api.settings)
+    accepted = int(refused.value.detail.rpartition("=")[2].split()[0])
+    preflight(api.settings.model_copy(update={"accept_older_store": accepted}))
+    api.restart()
+    assert api.outcomes(batch, uploads[3:]) == ["late"]
+    assert problem(api.messages(batch)) == "late"
+
+
+def test_sums_are_refused_unless_the_operator_allows_them(api: Api) -> None:
+    assert Settings.model_fields["aggregations"].default == ("messages",)
+    api.restart(aggregations=("messages",))
+    assert problem(api.put(descriptor_bytes(**ONE_MESSAGE["sums"]))) == "trust-refused"
+
+
+def test_disk_and_memory_do_not_grow_with_the_number_of_reports(api: Api) -> None:
+    """40 vectors of 12 KB in single uploads: the store has room for a few of them only."""
+    batch = api.deposit(n=40, layer=None, **LARGE)
+    file = api.settings.data_dir / "shuffler.sqlite"
+    sent = [batch.messages() for _ in range(40)]
+    uploads = frames(api, batch, sent)
+    api.outcomes(batch, uploads[:1])
+    with closing(sqlite3.connect(file)) as store:
+        before = store.execute("PRAGMA page_count").fetchone()[0]
+    for one in uploads[1:]:
+        assert api.outcomes(batch, [one]) == ["accepted"]
+    with closing(sqlite3.connect(file)) as store:
+        grown = 4096 * (store.execute("PRAGMA page_count").fetchone()[0] - before)
+    assert grown < 3 * len(sent[0]) < 40 * len(sent[0])
+    assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
