@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select, text
@@ -20,7 +21,7 @@ from tests.shuffler.world import Batch, descriptor_bytes, user
 
 pytestmark = pytest.mark.parametrize("aggregation", ["sums"], indirect=True)
 
-LARGE = {"states": 40, "horizon": 2, "policies": (((0,) * 40, (1,) * 40),)}
+LARGE: dict[str, Any] = {"states": 40, "horizon": 2, "policies": (((0,) * 40, (1,) * 40),)}
 
 
 def frames(api: Api, batch: Batch, sent: list[bytes], first: int = 0) -> list[tuple[str, bytes]]:
