@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -22,7 +22,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 check: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(COVERAGE)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(COVERAGE)
 	$(BIN)/python .ci/check_coverage.py build/coverage.json
 
 $(VENV)/.installed: requirements.lock pyproject.toml

@@ -3,10 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from sqlalchemy import Row
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor, parse
@@ -18,6 +17,9 @@ from riffle.coordinator.batches.ledger import Spend
 from riffle.coordinator.learning.learner import Deployment, LearnerSummary, Purpose, StageResult
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.states import DeploymentEvent, DeploymentState, RunState
+
+if TYPE_CHECKING:  # commands print records without a database
+    from sqlalchemy import Row
 
 Timings = Mapping[str, float]
 
@@ -174,7 +176,7 @@ class Settlement:
         return "count" if self.spend.within_promise else "reject"
 
 
-def run_record(row: Row[Any]) -> RunRecord:
+def run_record(row: "Row[Any]") -> RunRecord:
     """Reads a row of the table of runs."""
     values = dict(row._mapping)
     values["summary"] = None if row.summary is None else json.loads(row.summary)
@@ -182,7 +184,7 @@ def run_record(row: Row[Any]) -> RunRecord:
     return RunRecord(**values)
 
 
-def deployment_record(row: Row[Any]) -> DeploymentRecord:
+def deployment_record(row: "Row[Any]") -> DeploymentRecord:
     """Reads a row of the table of deployments."""
     values = dict(row._mapping)
     values["data"] = values.pop("descriptor")
@@ -191,7 +193,7 @@ def deployment_record(row: Row[Any]) -> DeploymentRecord:
     return DeploymentRecord(**values)
 
 
-def ledger_record(row: Row[Any]) -> LedgerRecord:
+def ledger_record(row: "Row[Any]") -> LedgerRecord:
     """Reads a row of the ledger."""
     spend = Spend(row.epsilon_lower, row.epsilon_upper, row.beta, row.dishonest, row.within_promise)
     # `index` is also a method of tuples, and so of rows.
