@@ -157,7 +157,7 @@ class BatchLifecycle:
                 release = await asyncio.to_thread(self._permute, batch)
         except SecretLostError as error:
             await self.give_up(batch.batch_id)
-            detail = "the batch's secret is lost; its messages are handed over no more"
+            detail = "the batch's secret is lost; its messages can no longer be fetched"
             raise RemoteError("late", detail) from error
         self._metrics.shuffled.inc(release.messages)
         return release

@@ -108,7 +108,7 @@ def accept_deposit(
     verify_deposit(demands.coordinator_key, data, signature)
     context = parse(data)
     if len(data) > 2 * len(serialize(context.descriptor)):
-        raise RemoteError("malformed", "the descriptor is over twice as long as what it says")
+        raise RemoteError("malformed", "more than half of the descriptor is blanks")
     _check_identity(context, path_id, demands, now)
     _check_promise(context, demands)
     return context

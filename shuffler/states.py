@@ -87,7 +87,7 @@ def after(state: BatchState, event: Event) -> BatchState:
     if state == "open":
         raise RemoteError("batch-not-ready", "the batch is not full; it is never released short")
     if event == "forward":
-        raise RemoteError("late", f"the batch is {state}; its messages are handed over no more")
+        raise RemoteError("late", f"the batch is {state}; its messages can no longer be fetched")
     raise RemoteError("wrong-state", f"'{event}' is not possible for a batch that is {state}")
 
 

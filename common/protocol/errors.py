@@ -148,7 +148,8 @@ def read_refusal(
 def foreign_answer(peer: str, status: int) -> str:
     """Returns the sentence about an answer that did not come from Riffle."""
     return (
-        f"what answers with status {status} is not {peer}: a proxy in between, or another service?"
+        f"a server that is not {peer} answered with status {status}: "
+        "a proxy in between, or another service?"
     )
 
 

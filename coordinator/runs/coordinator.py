@@ -314,4 +314,6 @@ def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentReco
     for row in reversed(rows):
         if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row
-    raise RemoteError("wrong-state", f"step {wanted.stage} is not the next one, or was another one")
+    raise RemoteError(
+        "wrong-state", f"step {wanted.stage} is not the next, or was another deployment"
+    )

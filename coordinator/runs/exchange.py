@@ -76,7 +76,7 @@ class BatchExchange:
                 raise BatchGoneError(EXPIRED, 0) from error
             raise LocalError(
                 "unavailable",
-                "the shuffler says that a new batch has expired: set its clock or this one right "
+                "the shuffler says that a new batch has expired: correct its clock or this one "
                 f"({left:.0f} s left by ours)",
             ) from error
 

@@ -158,7 +158,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
     with lock_folder(out) as lock:
         earlier = [out / name for name in names if (out / name).exists()]
         if earlier and not force:
-            raise FileExistsError(f"{earlier[0]} exists; choose another --out or say --force")
+            raise FileExistsError(f"{earlier[0]} exists; choose another --out or pass --force")
         for file in earlier:
             file.unlink()
         yield lock

@@ -106,8 +106,8 @@ def _builder(name: str, folder: str) -> Constructor:
         return plugins.load_entry_point(others[name])
     raise LocalError(
         "invalid-spec",
-        f"{plugins.unknown_name('environment', name, environment_names())}; and of Gymnasium, as "
-        f"{GYMNASIUM}FrozenLake-v1; and of one's own, as file.py:make",
+        f"{plugins.unknown_name('environment', name, environment_names())}; Gymnasium's, such as "
+        f"{GYMNASIUM}FrozenLake-v1; and your own, such as file.py:make",
     )
 
 
@@ -202,7 +202,7 @@ def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Envi
     try:
         sizes = tuple(map(int, widths.split("-")))
     except ValueError as error:
-        raise ValueError(f"widths must be as 1-3-3-1, not {widths!r}") from error
+        raise ValueError(f"widths must be such as 1-3-3-1, not {widths!r}") from error
     return TabularEnvironment(builtin.layered_mdp(sizes, actions, seed))
 
 

@@ -19,7 +19,7 @@ from riffle.deploy.presets import preset
 
 RUN = "ab" * 16
 WRONG_PLACE = (
-    "what answers with status {} is not the coordinator at http://coordinator: "
+    "a server that is not the coordinator at http://coordinator answered with status {}: "
     "a proxy in between, or another service?"
 )
 RUNNING = httpx.Response(200, json={"spec": {}, "state": "running"})
