@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import ssl
@@ -136,6 +137,21 @@ def test_a_head_has_a_deadline(port: int, before: bytes, data: bytes) -> None:
             assert problem(stranger.answer()) == "too-slow"
         except TimeoutError:
             pytest.fail("the service still waits for the head")
+
+
+@pytest.mark.parametrize("before", [b"", REQUEST])
+def test_a_head_that_goes_on_has_a_deadline(port: int, before: bytes) -> None:
+    with strangers(port, 1, before) as (stranger,):
+        if before:
+            stranger.one_answer()
+        stranger.send(HALF)
+        for _ in range(100):  # 20 seconds
+            if select.select([stranger.socket], [], [], 0.2)[0]:
+                break
+            stranger.send(b"x")
+        else:
+            pytest.fail("each byte gave the head more time")
+        assert problem(stranger.answer()) == "too-slow"
 
 
 def test_a_connection_without_a_word_is_closed(port: int) -> None:
