@@ -12,6 +12,7 @@ from riffle.common.process.endpoint import (
     check_urls,
     hash_token,
     is_loopback,
+    is_loopback_service,
     is_loopback_url,
     server_verification,
 )
@@ -50,8 +51,16 @@ def test_urls_of_a_peer_are_accepted(url: str) -> None:
     ],
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_urls("peer", url)
+    for replicas in (url, f"{url},https://peer:1", f"https://peer:1, {url}"):
+        with pytest.raises(ValueError, match=message):
+            check_urls("peer", replicas)
+
+
+def test_a_service_with_one_replica_elsewhere_is_not_on_loopback() -> None:
+    here, elsewhere = "http://127.0.0.1:1", "https://peer:1"
+    assert is_loopback_service(f"{here}, http://[::1]:2")
+    assert not is_loopback_service(f"{here},{elsewhere}")
+    assert not is_loopback_service(f"{elsewhere},{here}")
 
 
 def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:
