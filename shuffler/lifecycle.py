@@ -73,7 +73,7 @@ class BatchLifecycle:
         """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
         Raises RemoteError as `accept_deposit` does, and ``descriptor-conflict`` if the batch has
-        another descriptor.
+        another descriptor; LocalError if too many batches are open or the disk is too small.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:  # the first answer may have failed before the head was written
@@ -103,6 +103,7 @@ class BatchLifecycle:
         if len(batch_rows.open_ids(connection, self._clock())) >= most:
             detail = f"{most} batches are open; end one or wait for one"
             raise LocalError("too-many-requests", detail, retry_after=60)
+        batch_rows.check_disk(connection, context.descriptor, self._clock())
         secret = self._vault.put(batch_id, BatchSecret.generate())
         signed = SignedDescriptor(
             descriptor=data.decode(),

@@ -1,6 +1,11 @@
 """What the shuffler's operator bounds and sees: how long batches last, and each node's counts."""
 
-from tests.shuffler.conftest import Api, both_engines, problem
+from types import SimpleNamespace
+
+import pytest
+
+from tests.common.descriptors import ONE_MESSAGE
+from tests.shuffler.conftest import Api, both_aggregations, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, descriptor_bytes, user
 
 
@@ -62,3 +67,36 @@ def test_the_operator_sees_every_nodes_counts(api: Api) -> None:
     assert nodes[1]["revoked_at"] == NOW + 61
     for token in (COORDINATOR_TOKEN, api.token):
         assert api.call("GET", "/nodes", token).status_code == 401
+
+
+@both_aggregations
+def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
+    api: Api, aggregation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1 << 40]
+    usage = "riffle.shuffler.store.batch_rows.disk_usage"
+    monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=free[0]))
+    first = api.deposit(n=1_000)
+    free[0] = (64 << 20) + 1_000_000
+    data = descriptor_bytes(1_000, 1, **ONE_MESSAGE.get(aggregation, {}))
+    answer = api.put(data)
+    assert (answer.status_code, problem(answer)) == (503, "unavailable")
+    missing = int(answer.json()["detail"].split()[-3])
+    free[0] += missing - 1
+    assert api.put(data).json()["detail"].endswith("; 1 are missing")
+    free[0] += 1
+    assert api.put(data).status_code == 201
+    free[0] = 64 << 20
+    assert api.put(first.data).status_code == 200, "what was countersigned stays so"
+
+
+def test_disk_that_an_erased_batch_has_left_is_free(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = api.deposit(n=200)
+    api.fill(batch)
+    api.finish(batch)
+    usage = "riffle.shuffler.store.batch_rows.disk_usage"
+    monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=(64 << 20) + 120_000))
+    assert api.put(descriptor_bytes(200, 1)).status_code == 201
+    assert problem(api.put(descriptor_bytes(200, 2))) == "unavailable"
