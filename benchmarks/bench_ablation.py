@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL
-from riffle.coordinator.specs import Option, RunSpec
+from riffle.coordinator.specs import Option, RunSpec, declaring
 from riffle.experiments.study import SeedResult, band, run_seed, share
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 
@@ -69,7 +69,7 @@ IDLE_ON_BANDIT = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row: a learner with its options in one world."""
+    """One row: a learner with its options in one world; ``support``: the world declares its own."""
 
     world: str = "RiverSwim-v0"
     K: int = 20_000
@@ -78,11 +78,13 @@ class Setting:
     trust: str = "shuffle"
     families: str = "joint"
     options: Options = field(default_factory=dict)
+    support: bool = False
 
     def run(self, seed: int) -> SeedResult:
         """Runs one seed as `riffle simulate` does."""
         world = WORLDS[self.world] | ({"seed": seed} if self.world == "RandomMDP-v0" else {})
         mdp = exact_mdp(make(self.world, **world))
+        support = mdp.declaration.support if self.support else None
         spec = RunSpec.model_validate(
             {
                 "name": "ablation",
@@ -98,7 +100,7 @@ class Setting:
                 "dishonest_fraction": 0.0,
                 "trust": self.trust,
                 "families": self.families,
-                "options": self.options,
+                **declaring(self.options, support, homogeneous=False),
                 "max_messages": MAX_MESSAGES,
             }
         )

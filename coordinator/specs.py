@@ -5,7 +5,8 @@ field. Faults that only the learner or the accounting can find are refused when 
 """
 
 import math
-from typing import Annotated, Literal, Self, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,9 @@ from pydantic import Field, StringConstraints, ValidationError, model_validator
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.support import MAX_COUNTERS, Support
 from riffle.common.protocol.descriptor import (
     MAX_ACTIONS,
-    MAX_COUNTERS,
     MAX_EXACT,
     MAX_HORIZON,
     MAX_MESSAGES,
@@ -58,6 +59,12 @@ class RunSpec(Document):
     start: tuple[float, ...] | None = Field(
         default=None, description="probability of every state at step 0; default: state 0"
     )
+    support: Support | None = Field(
+        default=None,
+        description="possible states at step 0, and successors of every state and action, for all "
+        "steps or for each; other transitions are not counted. Never take it from users' episodes",
+    )
+    homogeneous: bool = Field(default=False, description="the environment's steps are all alike")
     reward_low: float = Field(default=0.0, allow_inf_nan=False)
     reward_high: float = Field(default=1.0, allow_inf_nan=False)
     episodes: int = Field(ge=1, le=MAX_EPISODES, description="K")
@@ -99,19 +106,26 @@ class RunSpec(Document):
             raise ValueError("reward_low must be below reward_high")
         if math.isinf(self.reward_high - self.reward_low):
             raise ValueError("reward_high - reward_low is too large: every reward would be zero")
-        counters = CounterLayout(self.sizes, self.families).counters
-        if counters > MAX_COUNTERS:
-            raise ValueError(f"{counters} counters exceed {MAX_COUNTERS}; use fewer states")
+        # Learners hold an entry for every transition, possible or not.
+        entries = max(self.layout().counters, self.states**2 * self.actions * self.horizon)
+        if entries > MAX_COUNTERS:
+            raise ValueError(f"{entries} counters exceed {MAX_COUNTERS}; use fewer states")
         if self.trust != "shuffle" and "paper" in (self.calibration, self.preset):
             raise ValueError("the papers' calibration and preset are for trust 'shuffle' only")
         if self.start is not None:
             _check_start(self.start, self.states)
+        if self.support and set(np.flatnonzero(self.d1)) - set(self.support.start):
+            raise ValueError("start has a state that the support rules out")
         return self
 
     @property
     def sizes(self) -> Sizes:
         """X, A, H."""
         return Sizes(X=self.states, A=self.actions, H=self.horizon)
+
+    def layout(self, layer: int | None = None) -> CounterLayout:
+        """Returns the counters of a batch of one layer or, by default, of all."""
+        return CounterLayout(self.sizes, self.families, layer, self.support)
 
     @property
     def d1(self) -> npt.NDArray[np.float64]:
@@ -123,6 +137,21 @@ class RunSpec(Document):
     def budget(self) -> Guarantee:
         """The guarantee that every user of this run is promised."""
         return Guarantee(self.epsilon, self.beta, self.dishonest_fraction)
+
+
+def declaring(
+    options: Mapping[str, Any], support: Support | None, homogeneous: bool | None
+) -> dict[str, Any]:
+    """Returns a spec's ``support``, ``homogeneous`` and ``options``.
+
+    The options ``homogeneous`` (true or false) and ``support`` (false) replace what is declared;
+    the learner's own options are left.
+    """
+    own = {"homogeneous": bool(homogeneous), "support": True, **options}
+    declared = {"homogeneous": own.pop("homogeneous"), "support": support}
+    if own.pop("support") is False:
+        declared["support"] = None
+    return declared | {"options": own}
 
 
 class ManualDeployment(Document):

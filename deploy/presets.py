@@ -1,8 +1,8 @@
 """The two preset runs of Riffle, and runs that differ from them in some respects.
 
 Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at epsilon = 1, beta =
-1e-5, with one symbol per step (`joint`), which takes the fewest messages. The environment is
-declared homogeneous: RiverSwim is the same at every step, so private counts are pooled over steps.
+1e-5, with one symbol per step (`joint`), which takes the fewest messages. RiverSwim declares its
+possible transitions, and that all steps are alike, so private counts are pooled over steps.
 
 ``demo`` has K = 10,000 and about 329,000 sealed messages. At this K, 40 of 40 simulated runs end
 within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``paper`` has the paper's K = 20,000.
@@ -17,13 +17,11 @@ from pydantic import ValidationError
 
 from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
 from riffle.common.protocol.descriptor import first_fault
-from riffle.coordinator.learners.registry import BUILT_IN, choose
-from riffle.coordinator.specs import MANUAL, RunSpec
-from riffle.node_client.environments.registry import Parameter, make
-from riffle.node_client.environments.tabular import Modelled
+from riffle.coordinator.learners.registry import choose
+from riffle.coordinator.specs import RunSpec, declaring
+from riffle.node_client.environments.registry import Parameter, declaration_of, make
+from riffle.node_client.environments.tabular import Modelled, riverswim
 
-DECLARED = BUILT_IN.keys() - {MANUAL}
-"""Learners that understand a preset's declarations about its environment."""
 AUTO = "auto"
 """Instead of a learner's name: choose one by what is known before the run."""
 
@@ -44,6 +42,7 @@ class Preset:
 
 def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Preset:
     """Returns a run on RiverSwim-v0 with X=4, A=2."""
+    declared = riverswim(4, horizon).declaration
     spec = RunSpec(
         name=name,
         environment="RiverSwim-v0",
@@ -53,7 +52,7 @@ def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Pre
         episodes=episodes,
         epsilon=epsilon,
         beta=1e-5,
-        options={"homogeneous": True},
+        **declaring({}, declared.support, declared.homogeneous),
     )
     return Preset(spec, {"states": 4, "horizon": horizon})
 
@@ -82,8 +81,9 @@ def customize(
 ) -> Preset:
     """Returns a preset with another learner, environment, or fields of the spec.
 
-    Sizes, rewards and start come from the environment itself. ``parameters`` are the environment's,
-    ``constants`` the learner's; ``changes`` are fields of the spec, and None leaves a field as it
+    Sizes, rewards, start and declared structure come from the environment itself; the preset of the
+    papers' constants counts impossible transitions, too. ``parameters`` are the environment's,
+    ``constants`` the learner's, and ``homogeneous`` and ``support`` (`declaring`); ``changes`` are fields of the spec, and None leaves a field as it
     is. A learner or environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is
     replaced by one that fits the environment's sizes.
 
@@ -95,8 +95,8 @@ def customize(
     made = make(environment_id, **chosen_parameters)
     name = short_name(learner) if is_file_reference(learner) else learner
     name, because = choose(made.sizes) if name == AUTO else (name, "")
-    # A preset's declarations to SDP-PE hold for the preset's own environment only.
-    declared = base.spec.options if environment is None and name in DECLARED else {}
+    declared = declaration_of(made)
+    support = None if changes.get("preset") == "paper" else declared.support
     low, high = made.reward_range
     values = base.spec.model_dump() | {
         "environment": environment_id,
@@ -107,7 +107,7 @@ def customize(
         "reward_low": low,
         "reward_high": high,
         "start": tuple(made.mdp.d1) if isinstance(made, Modelled) else None,
-        "options": {**declared, **constants},
+        **declaring({**base.spec.options, **constants}, support, declared.homogeneous),
     }
     values |= {field: value for field, value in changes.items() if value is not None}
     try:

@@ -39,7 +39,7 @@ from riffle.coordinator.learning.ucbvi_parameters import (
     log_terms,
     noise_of,
 )
-from riffle.coordinator.specs import Option, RunSpec
+from riffle.coordinator.specs import Option, RunSpec, declaring
 from riffle.experiments.regret import optimal_value, regret
 from riffle.experiments.simulator import Calibrate, Mechanism, simulate
 from riffle.node_client.environments.tabular import TabularMDP
@@ -140,7 +140,8 @@ def run(
 
     `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof; in the
     shuffle model the exact accountant's). `constants` names a preset (`practical`, `paper`), and
-    `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`.
+    `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`. Of the
+    environment's structure, only the option `homogeneous` declares anything, as in the papers.
     Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is always added.
 
     Raises: LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
@@ -154,7 +155,9 @@ def run(
     if name in BATCHED:
         chosen = {"learner": name, "episodes": K, "epsilon": epsilon, "beta": beta, "seed": seed}
         chosen |= {"calibration": "exact" if calibration == "tight" else "paper"}
-        spec = _spec(mdp, chosen | {"preset": constants, "options": dict(options or {})})
+        spec = _spec(
+            mdp, chosen | {"preset": constants} | declaring(options or {}, None, homogeneous=False)
+        )
         return _run_batched(spec, mdp, points)
     if name not in PER_EPISODE:
         raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))
@@ -191,13 +194,14 @@ def _spec(mdp: TabularMDP, chosen: dict[str, Any]) -> RunSpec:
 
 def _run_batched(spec: RunSpec, mdp: TabularMDP, points: Ints) -> Result:
     started = time.process_time()
-    run = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), spec.seed)
+    learner, mechanism = Registry().build(spec), mechanism_of(spec)
+    run = simulate(mdp, learner, spec.families, mechanism, spec.seed, spec.support)
     seconds = time.process_time() - started
     curve = regret(mdp, run.deployments)
     # Within a deployment every episode has the same regret, so the curve is piecewise linear.
     cumulative = np.interp(points, np.append(0.0, curve.episodes), np.append(0.0, curve.cumulative))
     constants: dict[str, Constant] = {**run.summary.constants, "delta": spec.delta}
-    constants |= {"families": spec.families, "seed": spec.seed}
+    constants |= {"families": spec.families, "seed": spec.seed, "homogeneous": spec.homogeneous}
     if spec.learner != "pe":
         constants |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
     policy = run.summary.policy

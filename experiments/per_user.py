@@ -94,7 +94,7 @@ class Users:
         policy = batch.mixture.pick(word(policy_draws))
         rewards = (descriptor.reward_low, descriptor.reward_high)
         try:
-            play(self._environment, policy, rewards, environment_draws)
+            play(self._environment, policy, rewards, environment_draws, batch.layout)
         except Exception as error:  # a user's environment may raise anything
             code: object = self._environment
             if isinstance(code, GymnasiumEnvironment):
@@ -239,4 +239,6 @@ def _public(counts: BatchCounts) -> dict[str, Any]:
     fields = asdict(counts)
     for name in ("layout", "n", "term"):
         del fields[name]
+    for name in ("transition_variance", "visit_variance", "reward_variance"):
+        fields[name] = float(fields[name].max())
     return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in fields.items()}

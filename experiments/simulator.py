@@ -22,6 +22,7 @@ from riffle.common.mechanism.counters import CounterLayout, Families, Ints
 from riffle.common.mechanism.parameters import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
+from riffle.common.mechanism.support import Support
 from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import (
     BatchCounts,
@@ -94,7 +95,10 @@ def joint_counts(mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random
 
 
 def counters(layout: CounterLayout, N: Ints) -> Ints:
-    """Returns the counters (C,) of a layout from joint counts N (H, X, A, X, 2)."""
+    """Returns the counters (C,) of a layout from joint counts N (H, X, A, X, 2).
+
+    Raises ValueError if a count is outside the layout's support.
+    """
     if layout.layer is not None:
         N = N[layout.layer : layout.layer + 1]
     families = {
@@ -103,7 +107,7 @@ def counters(layout: CounterLayout, N: Ints) -> Ints:
         "visits": N.sum(axis=(-2, -1)),
         "rewards": N[..., 1].sum(axis=-1),
     }
-    return np.concatenate([families[family].ravel() for family in layout.shapes])
+    return layout.join(families)
 
 
 def private_counts(
@@ -143,12 +147,20 @@ def noisy_counts(counts: Ints, n: int, noise: BatchNoise, generator: np.random.G
 
 
 def simulate(
-    mdp: TabularMDP, learner: Learner, families: Families, calibrate: Calibrate, seed: int
+    mdp: TabularMDP,
+    learner: Learner,
+    families: Families,
+    calibrate: Calibrate,
+    seed: int,
+    support: Support | None = None,
 ) -> Run:
-    """Runs a learner to its end; every draw is keyed by (seed, batch number)."""
+    """Runs a learner to its end; every draw is keyed by (seed, batch number).
+
+    Raises ValueError if an episode is outside the declared support.
+    """
 
     def count(number: int, deployment: Deployment) -> tuple[BatchCounts, int]:
-        layout = CounterLayout(mdp.sizes, families, deployment.layer)
+        layout = CounterLayout(mdp.sizes, families, deployment.layer, support)
         mechanism = calibrate(layout, deployment.n)
         generator = generator_for(seed, "batch", number)
         counts = private_counts(mdp, deployment, layout, mechanism.noise, generator)

@@ -138,7 +138,7 @@ def _run_by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Regi
     started = time.perf_counter()
     learner = registry.build(spec.model_copy(update={"seed": spec.seed + seed}))
     try:
-        run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed)
+        run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed, spec.support)
     except LearnerError as error:
         raise refusal(spec, error) from error
     return result_of(spec, seed, run, mdp, time.perf_counter() - started)
@@ -158,10 +158,16 @@ def result_of(
         messages=run.messages,
         seconds=seconds,
         policy=policy.tolist(),
-        constants=dict(run.summary.constants) | {"families": spec.families, "delta": spec.delta},
+        constants={**run.summary.constants, **_recorded(spec)},
         optimal_survives=None if mdp is None else optimal_survives(run.learner, mdp),
         eliminated=_any_eliminated(run),
     )
+
+
+def _recorded(spec: RunSpec) -> dict[str, Constant]:
+    support = "none" if spec.support is None else "declared"
+    declared: dict[str, Constant] = {"homogeneous": spec.homogeneous, "support": support}
+    return {"families": spec.families, "delta": spec.delta, **declared}
 
 
 def _any_eliminated(run: Run) -> bool | None:

@@ -9,7 +9,7 @@ the only place where a node draws random numbers. The per-user simulator runs it
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
 - Failures: an environment's error is discarded, because it may hold the user's data. The report
-  then carries noise only.
+  then carries noise only. So does that of an episode outside the batch's declared support.
 - Randomness: a deployed node draws from the system's CSPRNG. A batch with a ``test_seed``, run
   with ``test_entry=True``, draws from streams keyed by (run, batch, slot, purpose), so that its
   counts do not depend on which node served a slot, or when.
@@ -74,7 +74,7 @@ def slot_report(
     reward_range = (descriptor.reward_low, descriptor.reward_high)
     episode = None
     if environment is not None:
-        episode = run_episode(environment, policy, reward_range, environment_draw)
+        episode = run_episode(environment, policy, reward_range, environment_draw, batch.layout)
     return episode, encode(batch.layout, batch.noise, batch.padding, episode, noise_draw)
 
 
@@ -98,20 +98,29 @@ def slot_randomness(
 
 
 def run_episode(
-    environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
+    environment: Environment,
+    policy: Policies,
+    reward_range: RewardRange,
+    randomness: Randomness,
+    layout: CounterLayout | None = None,
 ) -> Episode | None:
     """Runs a policy (H, X) for one user.
 
-    Returns None if the environment raised, or returned a value outside its declared ranges.
+    Returns None if the environment raised, or returned a value outside its declared ranges, or if
+    the episode is outside the layout's declared support.
     """
     try:
-        return play(environment, policy, reward_range, randomness)
+        return play(environment, policy, reward_range, randomness, layout)
     except Exception:  # a user's environment may raise anything
         return None
 
 
 def play(
-    environment: Environment, policy: Policies, reward_range: RewardRange, randomness: Randomness
+    environment: Environment,
+    policy: Policies,
+    reward_range: RewardRange,
+    randomness: Randomness,
+    layout: CounterLayout | None = None,
 ) -> Episode:
     """Like `run_episode`, but raises. For simulations only: an error may hold the user's data."""
     H, X = policy.shape
@@ -128,7 +137,10 @@ def play(
         state, reward, over = environment.step(int(actions[h]), randomness)
         rewards[h] = bernoulli(randomness, reward_mean(reward, reward_range))
         states[h + 1] = _checked(environment.absorbing if over else state, X)
-    return Episode(states, actions, rewards)
+    episode = Episode(states, actions, rewards)
+    if layout is not None:
+        layout.check(episode)
+    return episode
 
 
 def reward_mean(reward: float, reward_range: RewardRange) -> float:

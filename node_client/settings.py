@@ -20,7 +20,7 @@ from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, firs
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import MAX_USERS_A_LEASE
-from riffle.node_client.environments.registry import Parameter, make
+from riffle.node_client.environments.registry import Parameter, declaration_of, make
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
 
@@ -153,6 +153,7 @@ class Settings(RoleSettings):
             environment=self.environment,
             sizes=environment.sizes,
             reward_range=environment.reward_range,
+            declaration=declaration_of(environment),
             trust_models=self.trust_models,
             max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),

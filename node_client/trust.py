@@ -11,6 +11,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the owner allows its trust model (no guarantee makes up for a model that is not allowed);
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
+- its declared support leaves out no transition that this node's environment declares possible, and
+  it does not declare steps alike that differ here;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives none, so
@@ -26,13 +28,15 @@ Signatures are checked before any content, and the costly recomputation comes la
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.support import possible_cells
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
@@ -44,6 +48,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.verification import check_guarantee, check_trust
+from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
 
@@ -59,6 +64,7 @@ class Demands:
     environment: str
     sizes: Sizes
     reward_range: tuple[float, float]
+    declaration: Declaration = field(default_factory=Declaration)
     trust_models: tuple[Trust, ...] = ("shuffle",)
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
@@ -143,12 +149,30 @@ def _check_content(descriptor: BatchDescriptor, demands: Demands) -> None:
             f"rewards in [{descriptor.reward_low:g}, {descriptor.reward_high:g}] declared, "
             f"this environment gives [{low:g}, {high:g}]",
         )
+    _check_declaration(descriptor, demands.declaration)
     if descriptor.test_seed is not None and not (demands.test_entry and demands.loopback):
         raise RemoteError(
             "test-entry-refused",
             "the descriptor seeds noise, which protects nobody; that needs the owner's test entry "
             "and a shuffler on loopback",
         )
+
+
+def _check_declaration(descriptor: BatchDescriptor, declared: Declaration) -> None:
+    """Compares the descriptor's declaration with the environment's; episodes are checked later."""
+    if descriptor.homogeneous and declared.homogeneous is False:
+        detail = "the steps are declared to be alike, and in this environment they differ"
+        raise RemoteError("wrong-recipient", detail)
+    if descriptor.support is None or declared.support is None:
+        return
+    sizes = descriptor.sizes
+    here, there = (
+        possible_cells(support, sizes.X, sizes.A, sizes.H)
+        for support in (declared.support, descriptor.support)
+    )
+    if missing := np.setdiff1d(here, there, assume_unique=True).size:
+        detail = f"the declared support leaves out {missing} of {here.size} transitions made here"
+        raise RemoteError("wrong-recipient", detail)
 
 
 def _check_point(public_key: bytes, name: str) -> None:

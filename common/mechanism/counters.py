@@ -13,19 +13,27 @@ A batch of scope ``all`` (``layer=None``) counts every step, and the rewards. A 
 
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
 dummy is the index after the last counter.
+
+With a declared support (`common.mechanism.support`), only transitions, visits and rewards that it
+allows have counters, in the same order. An episode outside the support has no encoding: its report
+is that of a failed episode, noise only. So an episode moves at most as many cells as without a
+support, and the privacy of a false declaration is that of a true one.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from riffle.common.mechanism.support import Support, possible_cells
+
 Families = Literal["paper", "lean", "joint"]
 Ints = npt.NDArray[np.int64]
+OUTSIDE = "a transition is outside the declared support"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +62,55 @@ class Episode:
         return "Episode(private)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CounterLayout:
-    """The counters of a batch in order. Raises ValueError if ``layer`` is not in the horizon."""
+    """The counters of a batch in order.
+
+    Raises ValueError if ``layer`` is not in the horizon, or as `possible_cells` does.
+    """
 
     sizes: Sizes
     families: Families
     layer: int | None = None
+    support: Support | None = None
 
     def __post_init__(self) -> None:
         if self.layer is not None and not 0 <= self.layer < self.sizes.H:
             raise ValueError(f"layer {self.layer} is not in 0..{self.sizes.H - 1}")
+        _ = self._places
 
     @property
     def layers(self) -> int:
         """Number of steps in scope."""
         return self.sizes.H if self.layer is None else 1
 
-    @property
+    @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of each family's block of counters, in the order of the counters."""
-        return _shapes(self)
+        """Shape of each family's counts, as if all were possible, in the order of the counters."""
+        X, A, hs = self.sizes.X, self.sizes.A, self.layers
+        if self.families == "joint" and self.layer is None:
+            return {"joint": (hs, X, A, X, 2)}
+        shapes: dict[str, tuple[int, ...]] = {"transitions": (hs, X, A, X)}
+        if self.families == "paper":
+            shapes["visits"] = (hs, X, A)
+        if self.layer is None:
+            shapes["rewards"] = (hs, X, A)
+        return shapes
 
-    @property
+    @cached_property
     def counters(self) -> int:
         """C, the number of counters."""
-        return sum(math.prod(shape) for shape in self.shapes.values())
+        return sum(self._counters_of(family) for family in self.shapes)
+
+    @property
+    def possible(self) -> npt.NDArray[np.bool_]:
+        """Whether a transition has a counter, (layers, X, A, X)."""
+        shape = (self.layers, self.sizes.X, self.sizes.A, self.sizes.X)
+        if self._places is None:
+            return np.broadcast_to(np.True_, shape)
+        mask = np.zeros(shape, dtype=np.bool_)
+        mask.ravel()[self._in_scope] = True
+        return mask
 
     @property
     def dummy(self) -> int:
@@ -109,9 +140,9 @@ class CounterLayout:
         """Returns the indices of an episode's increments, shape (at most ``data_slots``,).
 
         In ``paper`` and ``lean`` a reward of 0 has no message; padding hides this. Raises
-        ValueError if the episode does not have this layout's sizes.
+        ValueError as `check` does.
         """
-        self._check(episode)
+        self.check(episode)
         steps = np.arange(self.sizes.H) if self.layer is None else np.array([self.layer])
         rows = np.arange(steps.size)
         x, a, r = episode.states[steps], episode.actions[steps], episode.rewards[steps]
@@ -125,21 +156,47 @@ class CounterLayout:
                 "visits": (rows, x, a),
                 "rewards": (rows[r == 1], x[r == 1], a[r == 1]),
             }[family]
-            parts.append(offset + np.ravel_multi_index(coordinates, shape).astype(np.int64))
-            offset += math.prod(shape)
+            index = np.ravel_multi_index(coordinates, shape).astype(np.int64)
+            if self._places is not None:
+                index = np.searchsorted(self._places[family], index)
+            parts.append(offset + index)
+            offset += self._counters_of(family)
         return np.concatenate(parts)
 
     def split(self, counts: npt.NDArray[np.float64]) -> dict[str, npt.NDArray[np.float64]]:
-        """Returns counts (C,) as one array for each family, shaped as in ``shapes``."""
+        """Returns counts (C,) as one array for each family, shaped as in ``shapes``.
+
+        Entries without a counter are 0.
+        """
         blocks: dict[str, npt.NDArray[np.float64]] = {}
         offset = 0
         for family, shape in self.shapes.items():
-            size = math.prod(shape)
-            blocks[family] = counts[offset : offset + size].reshape(shape)
+            size = self._counters_of(family)
+            block = counts[offset : offset + size]
+            if self._places is not None:
+                block, present = np.zeros(math.prod(shape)), block
+                block[self._places[family]] = present
+            blocks[family] = block.reshape(shape)
             offset += size
         return blocks
 
-    def _check(self, episode: Episode) -> None:
+    def join(self, blocks: Mapping[str, Ints]) -> Ints:
+        """Returns the counters (C,) of one array for each family, shaped as in ``shapes``.
+
+        Raises ValueError if an entry without a counter is not 0.
+        """
+        whole = [blocks[family].ravel() for family in self.shapes]
+        if self._places is None:
+            return np.concatenate(whole)
+        counts = np.concatenate(
+            [block[self._places[family]] for family, block in zip(self.shapes, whole, strict=True)]
+        )
+        if counts.sum() != sum(block.sum() for block in whole):
+            raise ValueError(OUTSIDE)
+        return counts
+
+    def check(self, episode: Episode) -> None:
+        """Raises ValueError if an episode does not fit the sizes or is outside the support."""
         X, A, H = self.sizes.X, self.sizes.A, self.sizes.H
         shapes = (episode.states.shape, episode.actions.shape, episode.rewards.shape)
         if shapes != ((H + 1,), (H,), (H,)):
@@ -151,17 +208,38 @@ class CounterLayout:
         ):
             if values.min() < 0 or values.max() >= bound:
                 raise ValueError(f"a {name} of the episode is outside 0..{bound - 1}")
+        if self.support is not None:
+            coordinates = (np.arange(H), episode.states[:-1], episode.actions, episode.states[1:])
+            cells = np.ravel_multi_index(coordinates, (H, X, A, X))
+            places = np.minimum(np.searchsorted(self._cells, cells), self._cells.size - 1)
+            if (self._cells[places] != cells).any():
+                raise ValueError(OUTSIDE)
 
+    @cached_property
+    def _cells(self) -> Ints:
+        """The possible transitions of the whole horizon, also for a batch of one layer."""
+        if self.support is None:
+            return np.zeros(0, dtype=np.int64)
+        return possible_cells(self.support, self.sizes.X, self.sizes.A, self.sizes.H)
 
-@lru_cache(maxsize=1024)
-def _shapes(layout: CounterLayout) -> Mapping[str, tuple[int, ...]]:
-    X, A, hs = layout.sizes.X, layout.sizes.A, layout.layers
-    scope_all = layout.layer is None
-    if layout.families == "joint":
-        return {"joint": (hs, X, A, X, 2)} if scope_all else {"transitions": (hs, X, A, X)}
-    shapes: dict[str, tuple[int, ...]] = {"transitions": (hs, X, A, X)}
-    if layout.families == "paper":
-        shapes["visits"] = (hs, X, A)
-    if scope_all:
-        shapes["rewards"] = (hs, X, A)
-    return shapes
+    @property
+    def _in_scope(self) -> Ints:
+        """The possible transitions as indices into an array (layers, X, A, X)."""
+        size = self.sizes.X**2 * self.sizes.A
+        start = (self.layer or 0) * size
+        first, last = np.searchsorted(self._cells, (start, start + self.layers * size))
+        return self._cells[first:last] - start
+
+    @cached_property
+    def _places(self) -> Mapping[str, Ints] | None:
+        """Each family's counters, as sorted indices into its array; None if it has all entries."""
+        if self.support is None:
+            return None
+        cells = self._in_scope
+        pairs = np.unique(cells // self.sizes.X)
+        bits = (2 * cells[:, None] + np.arange(2)).ravel()
+        places = {"joint": bits, "transitions": cells, "visits": pairs, "rewards": pairs}
+        return {family: places[family] for family in self.shapes}
+
+    def _counters_of(self, family: str) -> int:
+        return math.prod(self.shapes[family]) if self._places is None else self._places[family].size

@@ -10,6 +10,7 @@ Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -39,6 +40,7 @@ from riffle.common.mechanism.parameters import (
     honest_reports,
 )
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
+from riffle.common.mechanism.support import MAX_COUNTERS, Support
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
@@ -52,7 +54,6 @@ LABEL_BATCH_ID = b"riffle v1 batch id\x00"
 
 MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
 MAX_POLICIES = 4_096
-MAX_COUNTERS = 1 << 24
 MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EXACT = (1 << 53) - 1
@@ -140,7 +141,11 @@ class GuaranteeDocument(Document):
 
 
 class BatchDescriptor(Document):
-    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws."""
+    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws.
+
+    ``support`` and ``homogeneous`` repeat what is declared of the environment: which transitions
+    are possible, and whether all steps are alike. Only learners use the second.
+    """
 
     version: Literal[1] = 1
     run_id: Hex16
@@ -159,6 +164,8 @@ class BatchDescriptor(Document):
     reward_low: float = Field(allow_inf_nan=False)
     reward_high: float = Field(allow_inf_nan=False)
     families: Families
+    support: Support | None = None
+    homogeneous: bool = False
     layer: int | None = Field(default=None, ge=0)
     policies: tuple[Policy, ...] = Field(min_length=1, max_length=MAX_POLICIES)
     weights: tuple[Weight, ...]
@@ -217,10 +224,10 @@ class BatchDescriptor(Document):
         """X, A, H."""
         return Sizes(X=self.states, A=self.actions, H=self.horizon)
 
-    @property
+    @cached_property
     def layout(self) -> CounterLayout:
         """The counters that the batch feeds."""
-        return CounterLayout(self.sizes, self.families, self.layer)
+        return CounterLayout(self.sizes, self.families, self.layer, self.support)
 
     @property
     def mixture(self) -> Mixture:

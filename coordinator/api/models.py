@@ -26,6 +26,7 @@ def _without_numpy(value: object) -> object:
 _FROM_ARRAY = BeforeValidator(_without_numpy)
 Nested = Annotated[list[Any], _FROM_ARRAY]
 Floats = Annotated[list[float], _FROM_ARRAY]
+Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
@@ -118,7 +119,7 @@ class Deployments(Answer):
 
 
 class Counts(Answer):
-    """Unbiased private counts before post-processing, with the noise variance of their entries.
+    """Unbiased private counts before post-processing, and the largest noise variance of an entry.
 
     Shapes (layers, X, A, X), (layers, X, A), (layers, X, A); rewards are null out of scope.
     """
@@ -126,9 +127,9 @@ class Counts(Answer):
     transitions: Nested
     visits: Nested
     rewards: Nested | None
-    transition_variance: float
-    visit_variance: float
-    reward_variance: float
+    transition_variance: Largest
+    visit_variance: Largest
+    reward_variance: Largest
 
 
 class Spend(Answer):

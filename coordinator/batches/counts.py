@@ -5,8 +5,8 @@ episodes of mixture pi. So sum R / n is an unbiased estimate of V^pi, whatever t
 dynamics. Its error has two parts, each with a bound that holds with probability 1 - delta / 2:
 
 - sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
-- noise: H X A entries have independent noise of variance v; for centred terms of size at most b,
-  Bernstein's bound is (b l / 3 + sqrt(b^2 l^2 / 9 + 2 H X A v l)) / n with l = log(4 / delta).
+- noise: the entries of R have independent noise of total variance V; for centred terms of size at
+  most b, Bernstein's bound is (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n with l = log(4 / delta).
 
 The value is clipped to [0, H]. V^pi lies there, so clipping only brings it nearer. All of this
 holds for honest reports; a dishonest report can change a counter by up to L.
@@ -79,7 +79,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
     if counts.rewards is None:
         return None
     n, H = counts.n, counts.layout.sizes.H
-    variance = counts.rewards.size * counts.reward_variance
+    variance = float(counts.reward_variance.sum())
     log_term = math.log(4 / delta)
     sampling = H * math.sqrt(log_term / (2 * n))
     linear = counts.term * log_term / 3
@@ -130,18 +130,18 @@ def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
 
 def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
     c, v, term, n = counts.transitions, counts.transition_variance, counts.term, counts.n
-    layout, (steps, X, A, _) = counts.layout, c.shape
-    share = leverage(c.shape)
+    layout, possible = counts.layout, counts.layout.possible
+    share, largest = leverage(possible), v.max()
     # The part of a cell's count that breaks the equations does not depend on the action.
-    part, share_of = imbalance(c, n)[:, :, 0], share[:, None, None]
-    yield "flow", part, v * share_of, term * np.sqrt(share_of * share.max())
-    yield "total", np.array([c.sum() - steps * n]), v * c.size, term
+    part, share_of = np.abs(imbalance(c, n, possible)).max(axis=2), share.max(axis=2)
+    yield "flow", part, largest * share_of, term * np.sqrt(share_of * share.max())
+    yield "total", np.array([c.sum() - len(c) * n]), v.sum(), term
     if layout.layer in (None, 0):
         drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
-        yield "start", drawn, X * A * v + variance, max(term, 1.0)
+        yield "start", drawn, v[0].sum(axis=(1, 2)) + variance, max(term, 1.0)
     if "visits" in layout.shapes:
         surplus = c.sum(axis=-1) - counts.visits
-        yield "visits", surplus, X * v + counts.visit_variance, term
+        yield "visits", surplus, v.sum(axis=-1) + counts.visit_variance, term
     if counts.rewards is not None:
         joint = layout.families == "joint"  # then R is a part of N, else R has its own noise
         spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance

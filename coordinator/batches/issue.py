@@ -69,7 +69,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
     Raises RemoteError ``batch-too-small`` if a report would need more than ``max_messages``; the
     error's detail names the smallest n that works.
     """
-    layout = CounterLayout(spec.sizes, spec.families, layer)
+    layout = spec.layout(layer)
     try:
         if spec.trust != "shuffle":
             return _calibrated_to_one_message(spec, layout, n)
@@ -119,7 +119,7 @@ class Issuer:
                 f"is none: n must be at least {least}",
             )
         calibration = calibrated(spec, n, layer)
-        layout = CounterLayout(spec.sizes, spec.families, layer)
+        layout = spec.layout(layer)
         message_bytes = OVERHEAD + Symbols.of(spec.trust, layout).size
         L, largest = calibration.padding.messages, MAX_BATCH_BYTES
         if (size := n * L * message_bytes) <= largest:
@@ -160,6 +160,8 @@ class Issuer:
                 reward_low=spec.reward_low,
                 reward_high=spec.reward_high,
                 families=spec.families,
+                support=spec.support,
+                homogeneous=spec.homogeneous,
                 layer=deployment.layer,
                 policies=tuple(tuple(map(tuple, policy)) for policy in mixture.policies.tolist()),
                 weights=tuple(mixture.weights.tolist()),

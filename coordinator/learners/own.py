@@ -154,8 +154,9 @@ def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     """
     if counts.rewards is None:
         raise LearnerError("a model needs counts of all layers: deploy with layer=None")
-    N = consistent(counts.transitions, counts.visits, 0.0, add_on=False)
-    visits = np.maximum(N.visits, max(1.0, counts.visit_variance**0.5))
+    possible = counts.layout.possible
+    N = consistent(counts.transitions, counts.visits, 0.0, add_on=False, possible=possible)
+    visits = np.maximum(N.visits, np.maximum(1.0, np.sqrt(counts.visit_variance)))
     return N.transitions / visits[..., None], estimate_rewards(counts.rewards, visits)
 
 

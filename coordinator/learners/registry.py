@@ -120,6 +120,8 @@ def problem(spec: RunSpec) -> Problem:
         families=spec.families,
         noise=partial(noise_variance, spec),
         seed=spec.seed,
+        support=spec.support,
+        homogeneous=spec.homogeneous,
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
-from riffle.coordinator.learning.learner import BatchCounts, FloatArray
+from riffle.coordinator.learning.learner import BatchCounts, BoolArray, FloatArray
 from riffle.coordinator.learning.planning import occupancy
 from riffle.coordinator.learning.postprocess import ConsistentCounts, conserve, consistent
 
@@ -33,16 +33,18 @@ class Evidence:
 
     transitions (..., Hs, X, A, X), visits and rewards (..., Hs, X, A); rewards is None if they were
     not counted. n is the number of episodes behind each step. The variances are those of the noise
-    on one entry. mixtures are those deployed: one for all steps, or one for each step.
+    on the entries, possible (Hs, X, A, X) is the support. mixtures are those deployed: one for all
+    steps, or one for each step.
     """
 
     n: float
     transitions: FloatArray
     visits: FloatArray
     rewards: FloatArray | None
-    transition_variance: float
-    visit_variance: float
-    reward_variance: float
+    transition_variance: FloatArray
+    visit_variance: FloatArray
+    reward_variance: FloatArray
+    possible: BoolArray
     mixtures: tuple[Mixture, ...] = ()
 
     def step(self, h: int) -> Evidence:
@@ -52,6 +54,10 @@ class Evidence:
             transitions=self.transitions[..., h : h + 1, :, :, :],
             visits=self.visits[..., h : h + 1, :, :],
             rewards=None if self.rewards is None else self.rewards[..., h : h + 1, :, :],
+            transition_variance=self.transition_variance[h : h + 1],
+            visit_variance=self.visit_variance[h : h + 1],
+            reward_variance=self.reward_variance[h : h + 1],
+            possible=self.possible[h : h + 1],
         )
 
     def conserve_flow(self) -> Evidence:
@@ -59,14 +65,16 @@ class Evidence:
 
         The variances are not updated. The projection only lowers them, so this is on the safe side.
         """
+        c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:
             # One batch for each step: the only equation of each is that its counts sum to n.
-            N = conserve(self.transitions[..., None, :, :, :], self.n)[..., 0, :, :, :]
-        elif self.visit_variance == self.transition_variance * self.transitions.shape[-1]:
-            N = conserve(self.transitions, self.n)
+            surplus = c.sum(axis=(-3, -2, -1), keepdims=True) - self.n
+            N = c - surplus * possible / possible.sum(axis=(-3, -2, -1), keepdims=True)
+        elif np.allclose(self.visit_variance, self.transition_variance.sum(axis=-1)):
+            N = conserve(c, self.n, possible=possible)
         else:
-            ratio = self.transition_variance / self.visit_variance
-            N = conserve(self.transitions, self.n, visits=self.visits, ratio=ratio)
+            ratio = float(self.transition_variance.max() / self.visit_variance.max())
+            N = conserve(c, self.n, possible=possible, visits=self.visits, ratio=ratio)
         return replace(self, transitions=N, visits=N.sum(axis=-1))
 
     def expected_visits(self, P: FloatArray, d1: FloatArray) -> FloatArray:
@@ -91,9 +99,10 @@ def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> 
         np.concatenate([batch.transitions for batch in batches]),
         np.concatenate([batch.visits for batch in batches]),
         np.concatenate(rewards) if len(rewards) == len(batches) else None,
-        max(batch.transition_variance for batch in batches),
-        max(batch.visit_variance for batch in batches),
-        max(batch.reward_variance for batch in batches),
+        np.concatenate([batch.transition_variance for batch in batches]),
+        np.concatenate([batch.visit_variance for batch in batches]),
+        np.concatenate([batch.reward_variance for batch in batches]),
+        np.concatenate([batch.layout.possible for batch in batches]),
         tuple(mixtures),
     )
 
@@ -103,7 +112,7 @@ def batch_weights(parts: Sequence[Evidence]) -> Weights:
     if len(parts) == 1:
         return (np.ones(()),)
     X, A = parts[0].transitions.shape[-3:-1]
-    return tuple(np.asarray(p.n / (p.n + X * A * p.transition_variance)) for p in parts)
+    return tuple(np.asarray(p.n / (p.n + X * A * p.transition_variance.max())) for p in parts)
 
 
 def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> Weights:
@@ -111,7 +120,7 @@ def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> W
     weights = []
     for part in parts:
         m = part.expected_visits(P, d1)
-        noise = m.shape[-2] * part.transition_variance
+        noise = part.transition_variance.sum(axis=-1)
         weights.append(np.divide(m, m + noise, out=np.zeros_like(m), where=m > 0))
     return tuple(weights)
 
@@ -124,23 +133,23 @@ class Counts:
     visits: FloatArray
     transition_variance: FloatArray
     visit_variance: FloatArray
+    possible: BoolArray
 
     def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
         """Applies Eq. 7 and the add-on, with E in (weighted) counts."""
-        return consistent(self.transitions, self.visits, E, add_on=add_on)
+        return consistent(self.transitions, self.visits, E, add_on=add_on, possible=self.possible)
 
 
 def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) -> Counts:
     """Returns the weighted sum; `alike` (homogeneous environments) also sums over steps: Hs = 1."""
     pairs = list(zip(weights, parts, strict=True))
-    squares = [np.broadcast_to(w**2, part.visits.shape[-3:]) for w, part in pairs]
+    masks = [part.possible.any(axis=0, keepdims=True) if alike else part.possible for part in parts]
     return Counts(
         sum_terms([w[..., None] * part.transitions for w, part in pairs], 4, alike),
         sum_terms([w * part.visits for w, part in pairs], 3, alike),
-        sum_terms(
-            [w2 * p.transition_variance for w2, p in zip(squares, parts, strict=True)], 3, alike
-        ),
-        sum_terms([w2 * p.visit_variance for w2, p in zip(squares, parts, strict=True)], 3, alike),
+        sum_terms([w[..., None] ** 2 * part.transition_variance for w, part in pairs], 4, alike),
+        sum_terms([w**2 * part.visit_variance for w, part in pairs], 3, alike),
+        np.logical_or.reduce(masks),
     )
 
 

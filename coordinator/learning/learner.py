@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.support import Support
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -48,8 +49,10 @@ class Problem:
     """All that a learner knows of its run and of the environment.
 
     d1 (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
-    guarantee of one user. delta is the probability that the confidence statements fail. `seed` keys
-    the learner's own draws (parametric bootstrap): these are post-processing and protect nobody.
+    guarantee of one user. delta is the probability that the confidence statements fail. `support`
+    and `homogeneous` are what is declared of the environment: its possible transitions, and that
+    all steps are alike. `seed` keys the learner's own draws (parametric bootstrap): these are
+    post-processing and protect nobody.
     """
 
     sizes: Sizes
@@ -61,6 +64,12 @@ class Problem:
     families: Families
     noise: NoiseModel
     seed: int = 0
+    support: Support | None = None
+    homogeneous: bool = False
+
+    def layout(self, layer: int | None) -> CounterLayout:
+        """Returns the counters of a batch of one layer, or of all (None)."""
+        return CounterLayout(self.sizes, self.families, layer, self.support)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +89,11 @@ class BatchCounts:
 
     transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None if not counted; Hs is H
     if the batch counts all layers, and 1 if it counts one. The variances are those of the noise on
-    one entry of each array. With the families `lean` and `joint`, no visits are sent: they are sums
-    of the sent counts over x' (and r). So visits and transitions agree exactly, and share their
-    noise. `term` is the b of Bernstein's inequality, the size of one term of the noise; it is the
-    same for all entries (`common.mechanism.parameters.BatchNoise`).
+    each entry, of the same shapes. They are 0 for entries outside the support, as are the entries.
+    With the families `lean` and `joint`, no visits are sent: they are sums of the sent counts over
+    x' (and r). So visits and transitions agree exactly, and share their noise. `term` is the b of
+    Bernstein's inequality, the size of one term of the noise; it is the same for all entries
+    (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -91,9 +101,9 @@ class BatchCounts:
     transitions: FloatArray
     visits: FloatArray
     rewards: FloatArray | None
-    transition_variance: float
-    visit_variance: float
-    reward_variance: float
+    transition_variance: FloatArray
+    visit_variance: FloatArray
+    reward_variance: FloatArray
     term: float = 1.0
 
 
@@ -177,24 +187,24 @@ def batch_counts(
     """
     if debiased.shape != (layout.counters,):
         raise ValueError(f"expected {layout.counters} counters, got shape {debiased.shape}")
-    blocks, X = layout.split(debiased), layout.sizes.X
+    blocks, terms = layout.split(debiased), 1
     if "joint" in blocks:
-        joint = blocks["joint"]
+        joint, terms = blocks["joint"], 2
         transitions, rewards = joint.sum(axis=-1), joint[..., 1].sum(axis=-1)
-        terms, reward_terms = 2, X
     else:
         transitions, rewards = blocks["transitions"], blocks.get("rewards")
-        terms, reward_terms = 1, 1
     visits = blocks.get("visits")
+    possible = layout.possible
+    successors, visited = possible.sum(axis=-1), possible.any(axis=-1)
     return BatchCounts(
         layout=layout,
         n=n,
         transitions=transitions,
         visits=transitions.sum(axis=-1) if visits is None else visits,
         rewards=rewards,
-        transition_variance=terms * variance,
-        visit_variance=terms * X * variance if visits is None else variance,
-        reward_variance=reward_terms * variance,
+        transition_variance=terms * variance * possible,
+        visit_variance=terms * variance * successors if visits is None else variance * visited,
+        reward_variance=variance * (successors if "joint" in blocks else visited),
         term=term,
     )
 

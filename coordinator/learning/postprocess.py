@@ -30,6 +30,8 @@ own precision. With Sigma the covariance of the combined noise,
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
+Transitions outside a declared support have no noise. They stay 0 in Eq. 7, the add-on and the flow.
+
 **Absorbing MDP** (000, section III-B). Tuples (h, x, a, x') in W lead to x-dagger, which earns 0:
 
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
@@ -76,16 +78,23 @@ class ConsistentCounts:
 
 
 def consistent(
-    transitions: FloatArray, visits: FloatArray, E: float, *, add_on: bool = True
+    transitions: FloatArray,
+    visits: FloatArray,
+    E: float,
+    *,
+    add_on: bool = True,
+    possible: BoolArray | None = None,
 ) -> ConsistentCounts:
-    """Applies Eq. 7, then the add-on: it adds E/(2X) to every tuple and so E/2 to every pair.
+    """Applies Eq. 7, then the add-on: E/2 to every pair, in equal parts for its `possible` tuples.
 
     transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on`, the counts are
     only projected: unbiased up to clipping, but possibly below the true ones.
     """
-    n = project(transitions, visits, E / 4)
+    mask = np.ones(transitions.shape[-1:], dtype=np.bool_) if possible is None else possible
+    tuples = mask.sum(axis=-1, keepdims=True)
+    n = project(np.where(mask | (tuples == 0), transitions, -np.inf), visits, E / 4)
     if add_on:
-        n = n + E / (2 * n.shape[-1])
+        n = n + E / (2 * np.maximum(tuples, 1)) * mask
     return ConsistentCounts(n, n.sum(axis=-1))
 
 
@@ -122,61 +131,87 @@ def adjoint(multipliers: FloatArray, shape: tuple[int, ...]) -> FloatArray:
 
 
 def conserve(
-    transitions: FloatArray, n: float, *, visits: FloatArray | None = None, ratio: float = 0.0
+    transitions: FloatArray,
+    n: float,
+    *,
+    possible: BoolArray | None = None,
+    visits: FloatArray | None = None,
+    ratio: float = 0.0,
 ) -> FloatArray:
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
     `visits` (..., H, X, A) are visits counted separately, whose noise has 1 / `ratio` times the
     variance of a transition count's noise. None means that visits are sums of transitions.
+    `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
-    share = 0.0 if visits is None else ratio / (1 + transitions.shape[-1] * ratio)
-    if visits is not None:
-        surplus = transitions.sum(axis=-1) - visits
-        transitions = transitions - share * surplus[..., None]
-    return np.asarray(transitions - imbalance(transitions, n, share))
+    mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible
+    if visits is None:
+        return np.asarray(transitions - imbalance(transitions, n, mask))
+    surplus = transitions.sum(axis=-1) - visits
+    transitions = transitions - mask * (_share(mask, ratio) * surplus)[..., None]
+    return np.asarray(transitions - imbalance(transitions, n, mask, ratio))
 
 
-def imbalance(transitions: FloatArray, n: float, share: float = 0.0) -> FloatArray:
+def _share(possible: BoolArray, ratio: float) -> FloatArray:
+    """Returns s (H, X, A): of a row with k tuples, Sigma is 1 on the diagonal, and -s everywhere.
+
+    The unit is a transition count's variance; s = ratio / (1 + k ratio).
+    """
+    return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
+
+
+def imbalance(
+    transitions: FloatArray, n: float, possible: BoolArray, ratio: float = 0.0
+) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that true counts of n episodes never have.
 
     For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B.
     """
-    shape = transitions.shape[-4:]
     excess = divergence(transitions)
     excess[..., 0] -= n
-    part = adjoint(excess @ _inverse(shape, share), shape)
-    if share:  # times Sigma, in units of a transition count's variance
-        part = part - share * part.sum(axis=-1, keepdims=True)
-    return part
+    multipliers = excess @ _inverse(possible.tobytes(), possible.shape, ratio)
+    part = possible * adjoint(multipliers, possible.shape)
+    return part - possible * (_share(possible, ratio) * part.sum(axis=-1))[..., None]
 
 
-def leverage(shape: tuple[int, ...]) -> FloatArray:
-    """Returns M's diagonal (see `imbalance`), (H,): all (x, a, x') of a step share one value."""
-    H, X = shape[:2]
-    inverse = _inverse(shape, 0.0)
-    columns = np.zeros((H, len(inverse)))  # of B, for x = x' = 0
-    columns[0, 0] = 1.0
-    for h in range(1, H):
-        columns[h, 1 + (h - 1) * X], columns[h - 1, 1 + (h - 1) * X] = -1.0, 1.0
-    return np.asarray(np.einsum("hi,ij,hj->h", columns, inverse, columns))
+def leverage(possible: BoolArray) -> FloatArray:
+    """Returns M's diagonal (see `imbalance`), (H, X, A, X), if visits are sums of transitions."""
+    H, X = possible.shape[:2]
+    inverse = _inverse(possible.tobytes(), possible.shape, 0.0)
+    into = 1 + np.arange((H - 1) * X).reshape(H - 1, X)  # the row of B that each y enters
+    left = np.concatenate([np.zeros((1, X), dtype=np.int64), into])  # the row that each x leaves
+    sign = np.where(np.arange(H - 1) == 0, 1, -1)[:, None, None]
+    own = np.broadcast_to(np.diag(inverse)[left][..., None], (H, X, X)).copy()
+    own[:-1] += np.diag(inverse)[into][:, None]
+    own[:-1] += 2 * sign * inverse[left[:-1, :, None], into[:, None]]
+    return np.asarray(possible * own[:, :, None])
 
 
 @lru_cache(maxsize=16)
-def _inverse(shape: tuple[int, ...], share: float) -> FloatArray:
-    """Returns (B Sigma B')^-1 without building B, which has H X^2 A columns.
+def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
+    """Returns (B Sigma B')^-1 for a support (its bytes, shape H, X, A, X), without building B.
 
-    With S summing over x', v' Sigma w = v'w - share (S v)'(S w). Row 0 of B has X^2 A ones. Row (h,
-    y) has a one in each of the X A sums of step h - 1, and minus ones in A sums of step h.
+    With s of `_share` and S summing a row's possible tuples, v' Sigma w = v'w - s (S v)'(S w). Row
+    0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and minus ones where
+    step h leaves it. Rows of states that cannot occur are empty; they get a one on the diagonal.
     """
-    H, X, A, _ = shape
-    size = 1 + (H - 1) * X
-    gram = np.zeros((size, size))
-    gram[0, 0] = X * X * A - share * X**3 * A
-    gram[0, 1 : 1 + X] = gram[1 : 1 + X, 0] = X * A - share * X * X * A
-    for i in range(1, size, X):
-        here = slice(i, i + X)
-        gram[here, here] = (2 * X * A - share * A * X * X) * np.eye(X) - share * X * A
-        gram[here, i + X : i + 2 * X] = gram[i + X : i + 2 * X, here] = share * X * A - A
+    H, X = shape[:2]
+    possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)
+    gram = np.zeros((1 + (H - 1) * X,) * 2)
+    for h, (m, s) in enumerate(zip(possible, _share(possible, ratio), strict=True)):
+        k = m.sum(axis=-1)
+        leaving = np.diag((k - s * k**2).sum(axis=-1))
+        moving = -((1 - s * k)[..., None] * m).sum(axis=1)
+        rows = m.reshape(-1, X)
+        entering = np.diag(rows.sum(axis=0)) - rows.T @ (s.reshape(-1, 1) * rows)
+        out, into = slice(1 + (h - 1) * X, 1 + h * X), slice(1 + h * X, 1 + (h + 1) * X)
+        if h == 0:
+            out, leaving, moving = slice(1), leaving.sum(), -moving.sum(axis=0, keepdims=True)
+        gram[out, out] += leaving
+        if h < H - 1:
+            gram[into, into] += entering
+            gram[out, into], gram[into, out] = moving, moving.T
+    gram[np.diag_indices_from(gram)] += np.diag(gram) == 0
     return np.asarray(np.linalg.inv(gram), dtype=np.float64)
 
 

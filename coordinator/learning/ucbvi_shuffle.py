@@ -20,12 +20,14 @@ the batch sizes, and K only decides how many there are (one factor stretches all
 x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of its
 noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` s
 pseudo-visits, distributed like the mean row over all steps; s is the standard deviation of the
-noise on its visits. So steps share one estimate until their counts rise above the noise. With
-`homogeneous`, which declares that all steps are alike, counts are summed over steps instead.
+noise on its visits. So steps share one estimate until their counts rise above the noise. If all
+steps are declared to be alike, counts are summed over steps instead.
 
 **Bonus.** With v_T and v_R the variances of the noise on the sums, and N of at least s visits,
 
-    b_h(x, a) = sqrt(v_T sum_x' (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
+    b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
+
+Transitions outside a declared support have v_T = 0, and X counts only possible successors.
 
 The terms are the standard deviations of the noise in r^ + P^ V_{h+1} and of a reward bit.
 
@@ -73,7 +75,6 @@ class Options:
     decay: float = 0.85
     shrinkage: float = 1.5
     smallest_n: int = 64
-    homogeneous: bool = False
 
     def __post_init__(self) -> None:
         if not (self.first > 0 and self.growth >= 1 and 0 <= self.exploit_share < 1):
@@ -84,7 +85,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A model, and the visits N and noise variances v_T, v_R behind it, each (H, X, A)."""
+    """A model, its visits N (H, X, A), and noise variances v_T (H, X, A, X) and v_R (H, X, A)."""
 
     model: Model
     N: FloatArray
@@ -97,8 +98,8 @@ class Estimate:
         policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
         for h in reversed(range(H)):
             PV = P[h] @ V
-            spread = ((V - PV[..., None]) ** 2).sum(axis=-1)
-            bonus = np.sqrt(self.v_T[h] * spread + self.v_R[h]) / self.N[h]
+            spread = (self.v_T[h] * (V - PV[..., None]) ** 2).sum(axis=-1)
+            bonus = np.sqrt(spread + self.v_R[h]) / self.N[h]
             bonus += np.sqrt(0.25 / self.N[h])
             Q = np.minimum(r[h] + PV + c * bonus, H - h)
             policy[h], V = Q.argmax(axis=-1), Q.max(axis=-1)
@@ -159,7 +160,7 @@ class UCBVIShuffle:
         weights = [np.ones(batch.visits.shape) for batch in self._batches]
         if self._model is not None:
             weights = list(visit_weights(self._batches, self._model.P, self.problem.d1))
-        alike = self.options.homogeneous
+        alike = self.problem.homogeneous
         sums = pool(self._batches, weights, alike=alike)
         N = sums.consistent(0.0, add_on=False)
         R, v_R = self._rewards(weights)
@@ -168,7 +169,7 @@ class UCBVIShuffle:
         if not alike:
             k = self.options.shrinkage * s
             row, mean = _over_steps(T, visits, R, s)
-            T, visits, R = T + k[..., None] * row, visits + k, R + k * mean
+            T, visits, R = T + k[..., None] * row * sums.possible, visits + k, R + k * mean
         P = T / np.maximum(T.sum(axis=-1, keepdims=True), 1e-9)
         least = np.maximum(visits, np.maximum(s, 1.0))
         shape = (self.problem.sizes.H, *visits.shape[1:])
@@ -178,7 +179,7 @@ class UCBVIShuffle:
                 np.broadcast_to(P, every_step), np.broadcast_to(estimate_rewards(R, least), shape)
             ),
             np.broadcast_to(least, shape),
-            np.broadcast_to(sums.transition_variance, shape),
+            np.broadcast_to(sums.transition_variance, every_step),
             np.broadcast_to(v_R, shape),
         )
 
@@ -186,9 +187,9 @@ class UCBVIShuffle:
         """Returns the weighted sum of rewards and its noise's variance, (H or 1, X, A) each."""
         w = np.stack(weights)
         counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
-        variances = np.array([batch.reward_variance for batch in self._batches])
-        R, v_R = (w * counted).sum(axis=0), np.tensordot(variances, w**2, 1)
-        if self.options.homogeneous:
+        variances = np.stack([batch.reward_variance for batch in self._batches])
+        R, v_R = (w * counted).sum(axis=0), (variances * w**2).sum(axis=0)
+        if self.problem.homogeneous:
             return R.sum(axis=0, keepdims=True), v_R.sum(axis=0, keepdims=True)
         return R, v_R
 
@@ -211,7 +212,9 @@ def batch_sizes(problem: Problem, options: Options) -> list[int]:
 
     Raises LearnerError if K leaves too few episodes for one batch.
     """
-    K, X, A = problem.K, problem.sizes.X, problem.sizes.A
+    K, possible = problem.K, problem.layout(None).possible
+    pairs = np.count_nonzero(possible.any(axis=-1))  # (h, x, a) that can occur
+    successors = np.count_nonzero(possible) / pairs
     episodes = K - int(K * options.exploit_share)
     if episodes < options.smallest_n:
         raise LearnerError(
@@ -219,9 +222,9 @@ def batch_sizes(problem: Problem, options: Options) -> list[int]:
             f"smallest_n={options.smallest_n}. Raise K."
         )
     # A visit count is a sum over x' (and r) of counters, or a counter itself.
-    terms = {"joint": 2 * X, "lean": X, "paper": 1}[problem.families]
+    terms = {"joint": 2 * successors, "lean": successors, "paper": 1}[problem.families]
     sigma = math.sqrt(terms * problem.noise(max(episodes // 4, options.smallest_n), None))
-    least = max(options.smallest_n, math.ceil(options.first * sigma * X * A))
+    least = max(options.smallest_n, math.ceil(options.first * sigma * pairs / problem.sizes.H))
     lengths = [1.0]
     while least * (sum(lengths) + options.growth ** len(lengths)) <= episodes:
         lengths.append(options.growth ** len(lengths))

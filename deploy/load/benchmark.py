@@ -25,7 +25,6 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import LABEL_MESSAGE
@@ -98,7 +97,7 @@ def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> di
     n = batch_for(spec, messages)
     total = n * calibrated(spec, n, None).padding.messages
     progress.print(f"a batch of {total} messages in {n} reports, {cores} cores", highlight=False)
-    width = CounterLayout(spec.sizes, spec.families).width
+    width = spec.layout().width
     config = LoopbackConfig.of(chosen, folder, chosen.nodes, cores)
     with (
         LoopbackNetwork(config) as network,

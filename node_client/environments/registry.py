@@ -24,6 +24,7 @@ import numpy as np
 from pydantic import ConfigDict, ValidationError, validate_call
 
 from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.support import possible_cells
 from riffle.common.process import plugins
 from riffle.common.process.plugins import Constructor
 from riffle.common.protocol.descriptor import first_fault
@@ -31,6 +32,8 @@ from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.node_client.environments import builtin
 from riffle.node_client.environments.gymnasium import make_gymnasium
 from riffle.node_client.environments.tabular import (
+    Declaration,
+    Declared,
     Environment,
     Modelled,
     TabularEnvironment,
@@ -88,6 +91,13 @@ def exact_mdp(environment: Environment) -> TabularMDP:
             "population",
         )
     return environment.mdp
+
+
+def declaration_of(environment: Environment) -> Declaration:
+    """Returns what an environment declares: its own declaration, or else that of its MDP."""
+    if isinstance(environment, Declared):
+        return environment.declaration
+    return environment.mdp.declaration if isinstance(environment, Modelled) else Declaration()
 
 
 def environment_names() -> list[str]:
@@ -163,6 +173,17 @@ def _fault(environment: Any) -> str | None:  # noqa: ANN401
         mdp: Any = environment.mdp
         if not isinstance(mdp, TabularMDP) or mdp.sizes != sizes:
             return f": its mdp must be a TabularMDP of {sizes}"
+    return _declaration_fault(environment) if isinstance(environment, Declared) else None
+
+
+def _declaration_fault(environment: Environment) -> str | None:
+    """Returns what is wrong with a declaration; raises ValueError if its support does not fit."""
+    declaration: Any = declaration_of(environment)
+    if not isinstance(declaration, Declaration):
+        return f": its declaration must be a Declaration, not {declaration!r}"
+    if declaration.support is not None:
+        sizes = environment.sizes
+        possible_cells(declaration.support, sizes.X, sizes.A, sizes.H)
     return None
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.randomness import Randomness, categorical
+from riffle.common.mechanism.support import Successors, Support
 
 Floats = npt.NDArray[np.float64]
 Step = tuple[int, float, bool]
@@ -48,6 +49,26 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Declaration:
+    """What an environment's owner declares: possible transitions, and that all steps are alike.
+
+    It is published, so nobody may derive it from people's episodes. None: nothing is declared.
+    """
+
+    support: Support | None = None
+    homogeneous: bool | None = None
+
+
+@runtime_checkable
+class Declared(Protocol):
+    """An environment that declares its structure; a `Modelled` one need not."""
+
+    @property
+    def declaration(self) -> Declaration:
+        """The declaration; for the whole population, not for one user."""
+
+
+@dataclass(frozen=True, slots=True)
 class TabularMDP:
     """P (H, X, A, X), reward means r (H, X, A) in [0, 1], start distribution d1 (X,).
 
@@ -74,6 +95,23 @@ class TabularMDP:
         """X, A and H."""
         H, X, A, _ = self.P.shape
         return Sizes(X=X, A=A, H=H)
+
+    @property
+    def declaration(self) -> Declaration:
+        """The transitions of positive probability, and whether P and r are equal at all steps."""
+        possible = self.P > 0
+        alike = bool((self.P[0] == self.P).all() and (self.r == self.r[0]).all())
+        steps = possible[:1] if (possible == possible[0]).all() else possible
+        start = tuple(np.flatnonzero(self.d1).tolist())
+        support = Support(start, tuple(_successors(step) for step in steps))
+        every = possible.all() and len(start) == self.d1.size
+        return Declaration(None if every else support, alike)
+
+
+def _successors(possible: npt.NDArray[np.bool_]) -> Successors:
+    return tuple(
+        tuple(tuple(np.flatnonzero(row).tolist()) for row in actions) for actions in possible
+    )
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.coordinator.learning.evidence import (
@@ -152,7 +152,7 @@ class SDPPE:
                 decisions_eliminated=self._decisions - int(self.phi.actions.sum()),
                 radius=radius,
                 best_value=best,
-                E=self._precision(fine.counts[0].transition_variance),
+                E=self._precision(float(fine.counts[0].transition_variance.max())),
                 infrequent=float(crude.W.mean()),
                 coverage_gap=fine.design.gap,
                 coverage_iterations=fine.design.iterations,
@@ -175,7 +175,7 @@ class SDPPE:
             mixtures.append(Mixture.from_probabilities(pi_h, np.ones(len(pi_h))))
             counts = yield Deployment(stage.b, "crude", mixtures[h], stage.crude[h], h)  # lines 6-8
             batches.append(counts)
-            steps = slice(None) if self.constants.homogeneous else slice(h, h + 1)
+            steps = slice(None) if self.problem.homogeneous else slice(h, h + 1)
             crude = evidence_of(batches, mixtures)
             W[steps], P_cru[steps] = self._estimate_layer(h, crude, P_cru)  # lines 9-10
         pi_0 = np.concatenate(policies)  # line 12
@@ -185,7 +185,7 @@ class SDPPE:
         """Returns the output of Algorithm 2, but from the counts of earlier stages alone."""
         H = self.problem.sizes.H
         weights = self._weights(self._memory, self._model.P)
-        counts = pool(self._memory, weights, alike=self.constants.homogeneous)
+        counts = pool(self._memory, weights, alike=self.problem.homogeneous)
         W, P = self._estimate_rows(counts)
         shape = (H, *W.shape[1:])
         P = np.broadcast_to(P, shape)
@@ -210,18 +210,18 @@ class SDPPE:
         """Returns W and P~cru of layer h, or of all steps if they are alike (lines 9-10)."""
         parts = (crude, *self._memory)
         weights = self._weights(parts, P_cru)
-        if self.constants.homogeneous:
+        if self.problem.homogeneous:
             return self._estimate_rows(pool(parts, weights, alike=True))
         weights = [w[h : h + 1] if w.ndim else w for w in weights]
         return self._estimate_rows(pool([part.step(h) for part in parts], weights))
 
     def _estimate_rows(self, counts: Counts) -> tuple[BoolArray, FloatArray]:
         """Returns W and P~cru of pooled counts."""
-        variance = counts.transition_variance[..., None]
+        variance = counts.transition_variance
         E = self._tolerance(float(variance.max()))
         N = counts.consistent(E, add_on=self.constants.add_on).transitions
-        N = N + self.constants.crude_add_on * np.sqrt(1 + variance)
-        W = self._threshold(variance) >= N
+        N = N + self.constants.crude_add_on * np.sqrt(1 + variance) * counts.possible
+        W = counts.possible & (self._threshold(variance) >= N)
         return W, estimate_transition(N, W)
 
     # -- Algorithm 3 ---------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class SDPPE:
     def _weighted_estimator(
         self, W: BoolArray, counts: tuple[Evidence, ...], P: FloatArray
     ) -> Estimator:
-        weights, alike = self._weights(counts, P), self.constants.homogeneous
+        weights, alike = self._weights(counts, P), self.problem.homogeneous
         variance = pool(counts, weights, alike=alike).transition_variance
         return Estimator(
             H=self.problem.sizes.H,
@@ -313,7 +313,8 @@ class SDPPE:
     def _radius(self, stage: Stage, fine: Fine) -> float:
         """Returns the elimination radius; a bootstrap also finds the policies that may be best."""
         if self.constants.radius == "paper":
-            return self._worst_case(stage.L_b, self._precision(fine.counts[0].transition_variance))
+            E = self._precision(float(fine.counts[0].transition_variance.max()))
+            return self._worst_case(stage.L_b, E)
         resampled = bootstrap(
             generator_for(self.problem.seed, "bootstrap", stage.b),
             fine.counts,
@@ -381,8 +382,7 @@ class SDPPE:
     def _check(self, counts: BatchCounts) -> None:
         if self._pending is None:
             raise LearnerError("the run is over: there is no deployment these counts belong to")
-        sizes, families = self.problem.sizes, self.problem.families
-        n, layout = self._pending.n, CounterLayout(sizes, families, self._pending.layer)
+        n, layout = self._pending.n, self.problem.layout(self._pending.layer)
         if (counts.n, counts.layout) != (n, layout):
             raise LearnerError(
                 f"expected counts of n={n} and {layout}, got n={counts.n} and {counts.layout}"

@@ -126,7 +126,9 @@ def bootstrap(
     model = estimator.model(parts)
     best = active.best(model).policy
     actions, gaps, policies = active.actions, [], []
-    centres = [consistent(p.transitions, p.visits, 0.0, add_on=False) for p in parts]
+    centres = [
+        consistent(p.transitions, p.visits, 0.0, add_on=False, possible=p.possible) for p in parts
+    ]
 
     def draw(draws: int) -> list[Evidence]:
         return [
@@ -176,7 +178,7 @@ def _resample(
         drawn = generator.standard_normal((draws, *mean.shape))
         return np.asarray(mean + drawn * np.sqrt(variance))
 
-    true = gaussian(centre.transitions, np.maximum(centre.transitions, 1.0))
+    true = gaussian(centre.transitions, np.maximum(centre.transitions, 1.0) * part.possible)
     zeros = np.zeros_like(centre.transitions)
     # In `joint` a transition is the sum of two counters, and a reward sum holds one of them.
     shares = 2 if families == "joint" else 1
@@ -187,7 +189,7 @@ def _resample(
         visits = true.sum(axis=-1) + gaussian(zeros[..., 0], part.visit_variance)
     rewards = None
     if part.rewards is not None:
-        bits = np.maximum(r * (1 - r) * centre.visits, 1.0)
+        bits = np.maximum(r * (1 - r) * centre.visits, 1.0) * part.possible.any(axis=-1)
         if families == "joint":
             rewards = gaussian(zeros[..., 0], bits) + noise[0].sum(axis=-1)
         else:

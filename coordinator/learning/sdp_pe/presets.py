@@ -58,8 +58,6 @@ class Constants:
         (or when its iterations are used up).
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
         enumerates them while there are at most 2^24 (see `active`). It changes no guarantee.
-    homogeneous: the environment is declared to be the same at every step, so counts are summed
-        over steps. Off in both presets: it is knowledge of the environment, to be declared.
     radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times a
         quantile of the gaps by which the best policy seems beaten under resampled counts, at level
@@ -91,7 +89,6 @@ class Constants:
     likely_share: float = 0.0
     coverage_tolerance: float = 0.05
     active_set: Literal["auto", "enumerated", "implicit"] = "auto"
-    homogeneous: bool = False
 
 
 PAPER = Constants()

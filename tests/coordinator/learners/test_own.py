@@ -1,5 +1,7 @@
 """The base class of learners: its books, its checks, its plain model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,7 +53,9 @@ def test_next_deployment_may_be_asked_twice() -> None:
 def counts_of(layout: CounterLayout, n: int, visits: float) -> BatchCounts:
     X, A, hs = layout.sizes.X, layout.sizes.A, layout.layers
     ones = np.full((hs, X, A, X), visits / X)
-    return BatchCounts(layout, n, ones, ones.sum(-1), ones.sum(-1) / 2, 4.0, 4.0, 4.0)
+    four = np.full(ones.shape, 4.0)
+    noise = (four, four[..., 0], four[..., 0])
+    return BatchCounts(layout, n, ones, ones.sum(-1), ones.sum(-1) / 2, *noise)
 
 
 def test_counts_of_something_else_are_refused() -> None:
@@ -92,6 +96,5 @@ def test_a_model_of_counts_is_their_ratios_and_noise_alone_is_no_reward() -> Non
 
 def test_a_model_needs_rewards() -> None:
     layer = CounterLayout(MDP.sizes, "joint", 0)
-    ones = np.ones((1, 3, 2, 3))
     with pytest.raises(LearnerError, match="layer=None"):
-        estimate(BatchCounts(layer, 10, ones, ones.sum(-1), None, 1.0, 1.0, 1.0))
+        estimate(replace(counts_of(layer, 10, 1.0), rewards=None))

@@ -93,7 +93,7 @@ def test_the_bonus_written_out() -> None:
     P = np.array([[[[0.5, 0.5], [0.5, 0.5]]] * 2] * 2)
     r = np.array([[[0.2, 0.1], [0.9, 0.9]], [[0.4, 0.3], [0.0, 0.0]]])
     N = np.array([[[100.0, 10.0], [100, 100]], [[100, 100], [100, 100]]])
-    estimate = Estimate(Model(P, r), N, np.full(N.shape, 4.0), np.full(N.shape, 9.0))
+    estimate = Estimate(Model(P, r), N, np.full(P.shape, 4.0), np.full(N.shape, 9.0))
     c = 0.5
     noise, sampling = math.sqrt(9.0), math.sqrt(0.25)
     last = [r[1, 0, a] + c * (noise / 100 + sampling / 10) for a in (0, 1)]
@@ -125,7 +125,7 @@ def test_steps_that_are_alike_are_pooled() -> None:
     r = np.broadcast_to(MODEL.r[:1], MODEL.r.shape)
     best = plan(P, r, D1)
     mdp = TabularMDP(P, r, D1)
-    learner = UCBVIShuffle(problem(3_000), Options(homogeneous=True))
+    learner = UCBVIShuffle(replace(problem(3_000), homogeneous=True))
     silent = Mechanism(None, Padding(1, 0))
     run = simulate(mdp, learner, "joint", lambda layout, n: silent, seed=3)
     assert run.summary.value_estimate == pytest.approx(float(best.value), rel=0.1)

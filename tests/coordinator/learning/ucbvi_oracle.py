@@ -130,7 +130,7 @@ def estimates(
 ) -> Estimates:
     """P^ = N(x,a,x') / N(x,a) and r^ = clip(R / N, 0, 1); both zero without visits."""
     visits = consistent.visits
-    N = np.maximum(visits, least_visits * math.sqrt(counts.visit_variance))
+    N = np.maximum(visits, least_visits * math.sqrt(counts.visit_variance.max()))
     rewards = np.zeros_like(N) if counts.rewards is None else counts.rewards
     P, r = np.zeros_like(consistent.transitions), np.zeros_like(N)
     np.divide(consistent.transitions, visits[..., None], out=P, where=visits[..., None] > 0)
@@ -139,8 +139,8 @@ def estimates(
         P=P,
         r=np.clip(r, 0.0, 1.0),
         N=N,
-        transition_variance=counts.transition_variance,
-        reward_variance=counts.reward_variance,
+        transition_variance=float(counts.transition_variance.max()),
+        reward_variance=float(counts.reward_variance.max()),
         E=E,
     )
 

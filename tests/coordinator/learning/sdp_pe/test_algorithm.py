@@ -25,8 +25,6 @@ from riffle.experiments.simulator import private_counts
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
 from tests.coordinator.learning.worlds import suboptimality
 
-POOLED = replace(PRACTICAL, homogeneous=True)
-
 NoiseOf = Callable[[int, int | None], Noise | None]
 
 
@@ -162,7 +160,7 @@ def test_the_optimal_policy_survives_at_honest_noise() -> None:
     optimal = plan(mdp.P, mdp.r, mdp.d1).policy
     survived = eliminated = 0
     for seed in range(40):
-        learner = SDPPE(problem(mdp, 20_000, honest, seed=seed), POOLED)
+        learner = SDPPE(problem(mdp, 20_000, honest, seed=seed, homogeneous=True))
         _, stages = drive(mdp, learner, "joint", honest, seed)
         survived += learner.phi.contains(optimal)
         eliminated += counted(stages[-1].active_after) < 2**16
@@ -175,7 +173,7 @@ def test_a_time_homogeneous_problem_pools_its_steps() -> None:
     H, A = 5, 4
     r = np.repeat(np.array([[[0.2, 0.5, 0.45, 0.1]]]), H, axis=0)
     mdp = TabularMDP(np.ones((H, 1, A, 1)), r, np.ones(1))
-    learner = SDPPE(problem(mdp, 20_000, honest), POOLED)
+    learner = SDPPE(problem(mdp, 20_000, honest, homogeneous=True))
     drive(mdp, learner, "joint", honest, 3)
     assert suboptimality(mdp, learner.summary().policy) < 0.1
 
@@ -224,14 +222,14 @@ def test_a_K_that_is_too_small_is_refused() -> None:
 def test_the_demo_learns() -> None:
     """RiverSwim-v0, K=8,000, noise of epsilon=1, beta=1e-5: 19 of 20 seeds within 5 % of V*."""
     mdp = riverswim()
-    demo = replace(POOLED, exploit_share=0.25)
+    demo = replace(PRACTICAL, exploit_share=0.25)
 
     def noise_of(n: int, layer: int | None) -> Noise:
         return Noise(max(1, round((169 if layer is None else 28.5) * 1024 / n)), 1, 10)
 
     good = 0
     for seed in range(20):
-        learner = SDPPE(problem(mdp, 8000, noise_of, seed=seed), demo)
+        learner = SDPPE(problem(mdp, 8000, noise_of, seed=seed, homogeneous=True), demo)
         drive(mdp, learner, "joint", noise_of, seed)
         good += suboptimality(mdp, learner.summary().policy) < 0.05
     assert good >= 19

@@ -14,6 +14,7 @@ from riffle.coordinator.learning.evidence import (
     pool,
     visit_weights,
 )
+from riffle.coordinator.learning.learner import BoolArray, FloatArray
 from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import consistent
 from riffle.coordinator.learning.sdp_pe.algorithm import literal_radius
@@ -42,7 +43,13 @@ def _evidence(n: float, variance: float, seed: int, world: int = 1) -> Evidence:
     R = n / 4 * model.r
     rewards = R + generator.normal(size=R.shape) * np.sqrt(R + variance)
     mixtures = (EVERYTHING,)
-    return Evidence(n, noisy, noisy.sum(-1), rewards, variance, 2 * variance, variance, mixtures)
+    return Evidence(n, noisy, noisy.sum(-1), rewards, *_noise(noisy, variance), mixtures)
+
+
+def _noise(N: np.ndarray, variance: float) -> tuple[FloatArray, FloatArray, FloatArray, BoolArray]:
+    """Variances of the noise on transitions N, their sums and rewards; all is possible."""
+    v = np.full(N.shape[-4:], variance)
+    return v, v.sum(-1), v[..., 0], np.ones(v.shape, dtype=np.bool_)
 
 
 def _estimator() -> Estimator:
@@ -98,7 +105,8 @@ def _bandit(counts: np.ndarray, variance: float) -> Evidence:
     arms = counts.shape[-2]
     even = Mixture.from_probabilities(np.arange(arms).reshape(arms, 1, 1), np.full(arms, 1 / arms))
     n = 400.0 * arms
-    return Evidence(n, N, N[..., 0], R, 2 * variance, 2 * variance, variance, (even,))
+    v, both, _, possible = _noise(N, 2 * variance)
+    return Evidence(n, N, N[..., 0], R, v, both, both / 2, possible, (even,))
 
 
 def _arms(arms: int) -> Estimator:
@@ -165,7 +173,8 @@ def test_actions_that_no_active_policy_takes_do_not_widen_the_radius() -> None:
     left, _ = active.eliminate(Model(np.ones((1, 1, 2, 1)), np.array([[[0.9, 0.1]]])), 0.5)
     both = Mixture.from_probabilities(np.array([[[0]], [[1]]]), np.array([0.5, 0.5]))
     counts = np.array([[[[50.0], [50.0]]]])
-    part = Evidence(100, counts, counts.sum(-1), counts[..., 0] / 2, 9.0, 9.0, 9.0, (both,))
+    noise = _noise(counts, 9.0)
+    part = Evidence(100, counts, counts.sum(-1), counts[..., 0] / 2, *noise, (both,))
     W = np.zeros((1, 1, 2, 1), dtype=np.bool_)
     estimator = Estimator(1, W, E=0.0, add_on=False, least_visits=1.0, weights=(np.ones(()),))
     radii = [
