@@ -82,10 +82,11 @@ def customize(
     """Returns a preset with another learner, environment, or fields of the spec.
 
     Sizes, rewards, start and declared structure come from the environment itself; the preset of the
-    papers' constants counts impossible transitions, too. ``parameters`` are the environment's,
-    ``constants`` the learner's, and ``homogeneous`` and ``support`` (`declaring`); ``changes`` are fields of the spec, and None leaves a field as it
-    is. A learner or environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is
-    replaced by one that fits the environment's sizes.
+    papers' constants counts impossible transitions, too. ``parameters`` are the environment's.
+    ``constants`` are the learner's, and ``homogeneous`` and ``support``, which change what is
+    declared. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
+    environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is replaced by one
+    that fits the environment's sizes.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.

@@ -155,9 +155,8 @@ def run(
     if name in BATCHED:
         chosen = {"learner": name, "episodes": K, "epsilon": epsilon, "beta": beta, "seed": seed}
         chosen |= {"calibration": "exact" if calibration == "tight" else "paper"}
-        spec = _spec(
-            mdp, chosen | {"preset": constants} | declaring(options or {}, None, homogeneous=False)
-        )
+        chosen |= {"preset": constants, **declaring(options or {}, None, homogeneous=False)}
+        spec = _spec(mdp, chosen)
         return _run_batched(spec, mdp, points)
     if name not in PER_EPISODE:
         raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))

@@ -1,11 +1,15 @@
 """Counters: their order, and the number of cells that one user can move."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
+from riffle.common.mechanism.support import Support
+from riffle.node_client.environments.tabular import riverswim
 
 FAMILIES: tuple[Families, ...] = ("paper", "lean", "joint")
 
@@ -14,22 +18,42 @@ FAMILIES: tuple[Families, ...] = ("paper", "lean", "joint")
 def layouts(draw: st.DrawFn) -> CounterLayout:
     sizes = Sizes(draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     layer = draw(st.one_of(st.none(), st.integers(0, sizes.H - 1)))
-    return CounterLayout(sizes, draw(st.sampled_from(FAMILIES)), layer)
+    support = draw(st.one_of(st.none(), supports(sizes)))
+    return CounterLayout(sizes, draw(st.sampled_from(FAMILIES)), layer, support)
 
 
-def draw_episode(draw: st.DrawFn, sizes: Sizes) -> Episode:
+@st.composite
+def supports(draw: st.DrawFn, sizes: Sizes) -> Support:
+    states = st.sets(st.integers(0, sizes.X - 1), min_size=1).map(
+        lambda chosen: tuple(sorted(chosen))
+    )
+    step = st.tuples(*[st.tuples(*[states] * sizes.A)] * sizes.X)
+    steps = draw(st.sampled_from([1, sizes.H]))
+    return Support(draw(states), draw(st.tuples(*[step] * steps)))
+
+
+def draw_episode(draw: st.DrawFn, layout: CounterLayout) -> Episode:
+    """An episode of any states or, with a support, of states that it allows."""
+    sizes = layout.sizes
+
     def ints(bound: int, length: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         values = draw(st.lists(st.integers(0, bound - 1), min_size=length, max_size=length))
         return np.array(values, dtype=np.int64)
 
     H = sizes.H
-    return Episode(ints(sizes.X, H + 1), ints(sizes.A, H), ints(2, H))
+    states, actions = ints(sizes.X, H + 1), ints(sizes.A, H)
+    if (support := layout.support) is not None:
+        states[0] = draw(st.sampled_from(support.start))
+        for h in range(H):
+            successors = support.next[h % len(support.next)][states[h]][actions[h]]
+            states[h + 1] = draw(st.sampled_from(successors))
+    return Episode(states, actions, ints(2, H))
 
 
 @st.composite
 def layouts_with_two_episodes(draw: st.DrawFn) -> tuple[CounterLayout, Episode, Episode]:
     layout = draw(layouts())
-    return layout, draw_episode(draw, layout.sizes), draw_episode(draw, layout.sizes)
+    return layout, draw_episode(draw, layout), draw_episode(draw, layout)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +120,52 @@ def test_an_episode_fits_its_data_slots_and_counts_each_step_once(
     assert first.reshape(layout.layers, -1).sum(1).tolist() == [1.0] * layout.layers
     if "rewards" in blocks:
         assert blocks["rewards"].sum() == episode.rewards.sum()
+
+
+@given(layouts_with_two_episodes())
+def test_a_support_leaves_out_only_what_cannot_be_counted(
+    case: tuple[CounterLayout, Episode, Episode],
+) -> None:
+    """The counts are those of the layout without a support, and no counter stays at 0 always."""
+    layout, episode, _ = case
+    whole = replace(layout, support=None)
+    every = whole.split(np.bincount(whole.encode(episode), minlength=whole.counters).astype(float))
+    ours = layout.split(
+        np.bincount(layout.encode(episode), minlength=layout.counters).astype(float)
+    )
+    for family, block in every.items():
+        np.testing.assert_array_equal(ours[family], block)
+    counted = layout.split(np.ones(layout.counters))
+    first = counted["joint"][..., 0] if "joint" in counted else counted["transitions"]
+    np.testing.assert_array_equal(first, layout.possible)
+    numbers = np.arange(layout.counters)
+    np.testing.assert_array_equal(
+        layout.join(
+            {family: block.astype(int) for family, block in layout.split(numbers * 1.0).items()}
+        ),
+        numbers,
+    )
+
+
+def test_riverswim_needs_a_third_of_its_counters() -> None:
+    """3 possible transitions at step 0, 7, 11 and then 14, of 32: two counters each."""
+    support = riverswim(4, 6).declaration.support
+    layout = CounterLayout(Sizes(4, 2, 6), "joint", None, support)
+    assert layout.counters == 2 * (3 + 7 + 11 + 3 * 14)
+    assert CounterLayout(Sizes(4, 2, 6), "paper", 1, support).counters == 7 + 4
+
+
+def test_an_episode_outside_the_support_has_no_encoding() -> None:
+    support = riverswim(4, 6).declaration.support
+    zeros = np.zeros(6, dtype=np.int64)
+    for layer in (None, 0, 5):
+        layout = CounterLayout(Sizes(4, 2, 6), "joint", layer, support)
+        layout.encode(Episode(np.zeros(7, np.int64), zeros, zeros))
+        for states in ([1, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 2], [0, 0, 1, 0, 0, 0, 0]):
+            with pytest.raises(ValueError, match="outside the declared support"):
+                layout.encode(Episode(np.array(states), zeros, zeros))
+    with pytest.raises(ValueError, match="outside the declared support"):
+        layout.join({"transitions": np.ones((1, 4, 2, 4), np.int64)})
 
 
 @pytest.mark.parametrize(
