@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from riffle import node_client
 from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from riffle.common.mechanism.support import Support
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import play, reward_mean, run_episode
+from riffle.node_client.episode import PreparedBatch, play, reward_mean, run_episode, slot_report
+from tests.node_client import world
 
 UNIT = (0.0, 1.0)
 
@@ -128,6 +130,23 @@ def test_any_episode_encodes_within_its_slots(
     assert np.unique(messages).size == messages.size
     assert messages.min() >= 0
     assert messages.max() < layout.counters
+
+
+def test_an_episode_outside_the_support_is_reported_like_a_failed_one() -> None:
+    """Not one message differs from those of a failed episode, and the layout may count one step."""
+    possible = Support((0,), ((((0,), (0,)),) * 4,))
+    for layer, slots in ((None, 2), (0, 1)):
+        changes = {"support": possible, "layer": layer, "data_slots": slots}
+        descriptor = world.descriptor(**changes, test_seed=5)
+        batch = PreparedBatch.of(descriptor)
+        for states, inside in (((0, 0, 0), True), ((0, 0, 1), False), ((1, 0, 0), False)):
+            moves = [(state, 1.0, False) for state in states[1:]]
+            environment = Scripted(*moves, start=states[0])
+            environment.sizes = world.SIZES
+            episode, symbols = slot_report(batch, environment, 3, test_entry=True)
+            _, failed = slot_report(batch, None, 3, test_entry=True)
+            assert (episode is not None) == inside
+            assert np.array_equal(symbols, failed) == (not inside)
 
 
 def test_no_node_runs_an_episode_whose_error_may_reveal_it() -> None:

@@ -1,6 +1,7 @@
 """The trust core against vectors with one fault each; most must be refused."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.parameters import Guarantee
+from riffle.common.mechanism.support import Support
 from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
 from riffle.common.protocol.errors import RemoteError
+from riffle.node_client.environments.tabular import Declaration, riverswim
 from riffle.node_client.trust import accept, check_expiry
 from tests.node_client import world
 
@@ -86,3 +89,43 @@ def test_expiry_is_checked_again_later() -> None:
     check_expiry(world.descriptor(), world.EXPIRES - 1)
     with pytest.raises(RemoteError, match="expired"):
         check_expiry(world.descriptor(), world.EXPIRES)
+
+
+RIVER = riverswim(4, 2).declaration.support or Support((), ())
+HERE = Declaration(RIVER, homogeneous=True)
+FEWER = Support((0,), ((((0,), (0,)), *RIVER.next[0][1:]),))
+MORE = Support((0, 1), RIVER.next)
+
+
+@pytest.mark.parametrize(
+    ("support", "declared", "accepted"),
+    [
+        (RIVER, HERE, True),
+        (MORE, HERE, True),
+        (None, HERE, True),
+        (FEWER, HERE, False),
+        (FEWER, Declaration(), True),
+        (RIVER, Declaration(MORE), False),
+    ],
+)
+def test_a_support_must_hold_for_the_nodes_own_environment(
+    support: Support | None, declared: Declaration, accepted: bool
+) -> None:
+    """A node that declares nothing checks each episode instead (`test_episode`)."""
+    demands, batch_id = world.demands(declaration=declared), world.descriptor().batch_id
+    signed = world.signed(support=support)
+    if accepted:
+        accept(signed, batch_id, demands, world.NOW)
+        return
+    with pytest.raises(RemoteError, match="leaves out") as refused:
+        accept(signed, batch_id, demands, world.NOW)
+    assert refused.value.slug == "wrong-recipient"
+
+
+@pytest.mark.parametrize(("alike", "refused"), [(True, False), (None, False), (False, True)])
+def test_steps_are_not_declared_alike_where_they_differ(alike: bool | None, refused: bool) -> None:
+    demands = world.demands(declaration=Declaration(None, alike))
+    batch_id = world.descriptor().batch_id
+    accept(world.signed(), batch_id, demands, world.NOW)
+    with pytest.raises(RemoteError, match="differ") if refused else nullcontext():
+        accept(world.signed(homogeneous=True), batch_id, demands, world.NOW)

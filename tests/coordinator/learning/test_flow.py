@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
+from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.learning.postprocess import adjoint, conserve, divergence
+from riffle.coordinator.learning.postprocess import (
+    adjoint,
+    conserve,
+    divergence,
+    imbalance,
+    leverage,
+)
 from riffle.experiments.simulator import joint_counts
 from riffle.node_client.environments.tabular import riverswim
 from tests.coordinator.learning.flow_projection import project_flow
@@ -94,6 +101,40 @@ def test_conserving_counts_is_weighted_least_squares() -> None:
     right = np.concatenate([c.ravel() + ratio * S.T @ v.ravel(), _equations(n, len(B))])
     N = np.linalg.solve(kkt, right)[:24]
     assert np.allclose(conserve(c, n, visits=v, ratio=ratio).ravel(), N)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5])
+def test_with_a_support_only_possible_transitions_carry_noise(ratio: float) -> None:
+    """The same regression on the free counts of possible transitions, solved densely."""
+    possible = CounterLayout(
+        Sizes(3, 2, 3), "joint", None, riverswim(3, 3).declaration.support
+    ).possible
+    generator, n, free = np.random.default_rng(5), 40.0, np.flatnonzero(possible)
+    c = generator.normal(5, 3, size=possible.shape) * possible
+    v = generator.normal(10, 3, size=possible.shape[:-1]) * possible.any(axis=-1)
+    B = divergence(np.eye(possible.size).reshape(-1, *possible.shape)).T[:, free]
+    S = np.kron(np.eye(v.size), np.ones((1, 3)))[:, free]
+    precision = np.eye(free.size) + ratio * S.T @ S
+    kkt = np.block([[precision, B.T], [B, np.zeros((len(B), len(B)))]])
+    right = [c.ravel()[free] + ratio * S.T @ v.ravel(), _equations(n, len(B))]
+    expected = np.zeros(possible.size)
+    expected[free] = np.linalg.lstsq(kkt, np.concatenate(right), rcond=None)[0][: free.size]
+    visits = {"visits": v, "ratio": ratio} if ratio else {}
+    N = conserve(c, n, possible=possible, **visits)  # type: ignore[arg-type]
+    assert np.allclose(N.ravel(), expected)
+
+
+def test_leverage_is_the_variance_of_what_breaks_the_equations() -> None:
+    support = riverswim(3, 3).declaration.support
+    for layout in (
+        CounterLayout(Sizes(3, 2, 3), "joint", None, support),
+        CounterLayout(Sizes(3, 2, 3), "joint"),
+    ):
+        possible = layout.possible
+        units = np.eye(possible.size).reshape(-1, *possible.shape)
+        columns = imbalance(units, 0.0, possible).reshape(possible.size, -1)
+        shares = np.where(possible.ravel(), np.diag(columns), 0.0)
+        assert np.allclose(leverage(possible).ravel(), shares)
 
 
 def test_variance_reduction_is_as_stated() -> None:

@@ -252,9 +252,23 @@ def test_figures_name_the_packages_to_install(
     assert result.stderr.strip().count("\n") == 0
 
 
-def test_declarations_of_a_preset_hold_for_its_environment_only() -> None:
-    assert RunOptions().apply().spec.options == {"homogeneous": True}
-    assert RunOptions(env="SpectrumAccess-v0", horizon=3).apply().spec.options == {}
+def test_a_run_declares_what_its_environment_declares() -> None:
+    river = RunOptions().apply().spec
+    assert river.homogeneous
+    assert river.layout().counters < 384 / 3
+    layered, random = (
+        RunOptions(env=env).apply().spec for env in ("LayeredMDP-v0", "RandomMDP-v0")
+    )
+    assert (layered.homogeneous, layered.support is None) == (False, False)
+    assert (random.homogeneous, random.support) == (False, None)
+
+
+def test_options_change_what_is_declared() -> None:
+    changed = RunOptions(option=["homogeneous=false", "support=false"]).apply().spec
+    assert (changed.homogeneous, changed.support, changed.options) == (False, None, {})
+    declared = RunOptions(env="RandomMDP-v0", option=["homogeneous=true"]).apply().spec
+    assert declared.homogeneous
+    assert RunOptions(constants="paper").apply().spec.support is None
 
 
 def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> None:
