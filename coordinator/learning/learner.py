@@ -194,17 +194,17 @@ def batch_counts(
     else:
         transitions, rewards = blocks["transitions"], blocks.get("rewards")
     visits = blocks.get("visits")
-    possible = layout.possible
-    successors, visited = possible.sum(axis=-1), possible.any(axis=-1)
+    noise: FloatArray = np.where(layout.possible, variance, 0.0)
+    of_one, of_row = np.asarray(noise.max(axis=-1)), np.asarray(noise.sum(axis=-1))
     return BatchCounts(
         layout=layout,
         n=n,
         transitions=transitions,
         visits=transitions.sum(axis=-1) if visits is None else visits,
         rewards=rewards,
-        transition_variance=terms * variance * possible,
-        visit_variance=terms * variance * successors if visits is None else variance * visited,
-        reward_variance=variance * (successors if "joint" in blocks else visited),
+        transition_variance=terms * noise,
+        visit_variance=terms * of_row if visits is None else of_one,
+        reward_variance=of_row if "joint" in blocks else of_one,
         term=term,
     )
 

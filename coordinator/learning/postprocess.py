@@ -152,7 +152,7 @@ def conserve(
     return np.asarray(transitions - imbalance(transitions, n, mask, ratio))
 
 
-def _share(possible: BoolArray, ratio: float) -> FloatArray:
+def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
     """Returns s (H, X, A): of a row with k tuples, Sigma is 1 on the diagonal, and -s everywhere.
 
     The unit is a transition count's variance; s = ratio / (1 + k ratio).
@@ -171,7 +171,7 @@ def imbalance(
     excess[..., 0] -= n
     multipliers = excess @ _inverse(possible.tobytes(), possible.shape, ratio)
     part = possible * adjoint(multipliers, possible.shape)
-    return part - possible * (_share(possible, ratio) * part.sum(axis=-1))[..., None]
+    return np.asarray(part - possible * (_share(possible, ratio) * part.sum(axis=-1))[..., None])
 
 
 def leverage(possible: BoolArray) -> FloatArray:

@@ -176,7 +176,7 @@ def _fault(environment: Any) -> str | None:  # noqa: ANN401
     return _declaration_fault(environment) if isinstance(environment, Declared) else None
 
 
-def _declaration_fault(environment: Environment) -> str | None:
+def _declaration_fault(environment: Any) -> str | None:  # noqa: ANN401
     """Returns what is wrong with a declaration; raises ValueError if its support does not fit."""
     declaration: Any = declaration_of(environment)
     if not isinstance(declaration, Declaration):
