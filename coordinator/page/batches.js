@@ -15,7 +15,7 @@ export class BatchesCard {
     this.sums = h("p", { class: "sentence" });
     this.doubt = h("p", { class: "banner", role: "alert", hidden: true });
     const sent = (row) => row.book?.shuffler ?? {};
-    this.table = table("batches-table", "Batches, newest first. Reports, except opened and failed, which are messages", [
+    this.table = table("batches-table", "Batches, newest first. Opened and failed count messages, the other columns reports", [
       { name: "batch", text: (row) => String(row.index) },
       { name: "stage", text: (row) => `${row.stage} ${row.purpose}`, left: true },
       { name: "state", text: (row) => row.state, left: true },
@@ -27,7 +27,7 @@ export class BatchesCard {
       { name: "counts", text: plausibility, left: true },
       { name: "balanced", text: (row) => balance(row.book), left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
-    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and what a short batch held.";
+    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and the reports of a short batch.";
     this.element = card("batches", "Batches", this.open, this.doubt, this.table.element, this.sums, h("p", { class: "note" }, note));
   }
 
@@ -39,9 +39,9 @@ export class BatchesCard {
     const wrong = known.filter((row) => row.book.balanced === false).length;
     const troubles = known.filter((row) => row.book.trouble);
     const suspicious = rows.filter((row) => row.suspicious).length;
-    say(this.doubt, `${suspicious} of ${rows.length} batches have counts that honest reports hardly give: somebody lies, or the environment does not start as declared.`);
+    say(this.doubt, `${suspicious} of ${rows.length} batches have counts that are very unlikely from honest reports: somebody lies, or the environment does not start as declared.`);
     this.doubt.hidden = suspicious === 0;
-    const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches looked at, none out of balance.`;
+    const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches checked, none out of balance.`;
     say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).book.trouble}` : about);
     this.sums.hidden = known.length === 0;
   }
@@ -53,7 +53,7 @@ export class BatchesCard {
     const told = tenths !== null && tenths !== undefined;
     this.fill.hidden = !told;
     if (told) this.fill.value = tenths;
-    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not told.`);
+    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not shown.`);
   }
 }
 

@@ -89,7 +89,7 @@ class TruthCard {
     const best = { name: "optimal value V*", colour: "--c2", dash: [2, 3] };
     this.regret = chart("regret-chart", "Cumulative regret, by episodes executed", { x: "episodes", series: band("regret of this run"), bands });
     this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
-    this.none = h("p", { class: "empty" }, "No true values. Who simulates the environment can supply them (riffle up and riffle run do); the coordinator never knows it.");
+    this.none = h("p", { class: "empty" }, "No true values. The operator of a simulated environment can supply them (riffle up and riffle run do). The coordinator does not know them.");
     this.note = h("p", { class: "note" });
     this.drawn = undefined;
     this.element = card("truth", "Regret and true value (simulated)", this.none, this.regret.element, this.value.element, this.note);
@@ -182,7 +182,7 @@ class PolicyCard {
     this.choice = h("select", { id: "policy-of", onchange: () => this.chosen() });
     this.none = h("p", { class: "empty" }, "Nothing is deployed yet.");
     const row = h("p", { class: "row" }, h("label", { for: "policy-of" }, "Policy of"), this.choice);
-    const legend = h("p", { class: "note" }, "Numbers are actions. A frame with a corner mark: changed since the one before.");
+    const legend = h("p", { class: "note" }, "Numbers are actions. A frame with a corner mark shows a change since the policy before.");
     this.shown = h("div", {}, row, this.picture.element, legend);
     this.element = card("policy", "Policy", this.none, this.shown);
     this.events = null;

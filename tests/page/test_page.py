@@ -149,7 +149,7 @@ def test_stages_policy_and_batches_of_a_run(opened: Open, operator: Operator, sm
     expect(picture.locator("text.action")).to_have_text(actions)
     books = operator.conservation(small["id"])["batches"]
     expect(page.locator("#batches-table tbody tr")).to_have_count(len(books))
-    expect(page.locator("#batches")).to_contain_text(f"{len(books)} batches looked at, none out")
+    expect(page.locator("#batches")).to_contain_text(f"{len(books)} batches checked, none out")
     rows = cells(page.locator("#batches-table"))[::-1]
     for row, book in zip(rows, books, strict=True):
         assert row[4] == f"{book['shuffler']['accepted']:,}"
