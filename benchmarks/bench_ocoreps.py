@@ -25,7 +25,8 @@ from riffle.coordinator.learning.adversarial.confidence import Box, box
 from riffle.coordinator.learning.adversarial.layered import Layers
 from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.adversarial import Algorithm, Case, Privacy, run
+from riffle.experiments.adversarial import run
+from riffle.experiments.adversaries import ALGORITHMS, Case, Privacy
 from riffle.node_client.environments.builtin import layered_mdp
 from tests.coordinator.learning.adversarial import omd_oracle
 
@@ -147,7 +148,7 @@ def main() -> None:
         apart = np.abs(answer - last.q).max()
         print(f"  cvxpy {once:.2f} ms parametrised, {rebuilt:.1f} ms rebuilt; ", end="")
         print(f"{once / warm:.0f} and {rebuilt / warm:.0f} times ours; answers differ {apart:.1e}")
-    for name in get_args(Algorithm):
+    for name in ALGORITHMS:
         for privacy in get_args(Privacy):
             result = run(Case(name, 300, 1.0, 1e-5, privacy, "correct", 0))
             print(f"{name} {privacy}: {1e3 * result.seconds / 300:.2f} ms an episode, wall clock")

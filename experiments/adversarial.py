@@ -31,12 +31,11 @@ import time
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.adversarial.layered import (
     Layers,
     best_policy,
@@ -54,64 +53,15 @@ from riffle.coordinator.learning.privatizers import (
     paper_guarantee,
     tree_levels,
 )
-from riffle.node_client.environments.builtin import layered_mdp
+from riffle.experiments.adversaries import Calibration, Case, adversary_losses, world
 
 if TYPE_CHECKING:
     from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 
-Algorithm = Literal["uc-o-reps", "uob-lbps"]
-Adversary = Literal["stochastic", "switching", "drifting"]
-Privacy = Literal["none", "central", "local"]
-Calibration = Literal["paper", "correct"]
 Constant = str | int | float | bool
-ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
-WIDTHS = (1, 3, 3, 3, 1)
 CHECKPOINTS = 50
-PHASES = 4
-COUNT_SHARE = 2 / 3  # share of (epsilon, beta) for the counts, under `correct`
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One run: algorithm, K episodes, guarantee, MDP and adversary; all recorded with the result.
-
-    scale multiplies beta of Eq. 3.1 (the paper has 1); eta None means the theorem's value.
-
-    Raises:
-        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
-    """
-
-    name: Algorithm
-    K: int
-    epsilon: float
-    beta: float
-    privacy: Privacy
-    calibration: Calibration
-    seed: int
-    adversary: Adversary = "switching"
-    widths: tuple[int, ...] = WIDTHS
-    actions: int = 2
-    scale: float = 1.0
-    eta: float | None = None
-
-    def __post_init__(self) -> None:
-        for value, allowed in (
-            (self.name, Algorithm),
-            (self.privacy, Privacy),
-            (self.calibration, Calibration),
-            (self.adversary, Adversary),
-        ):
-            if value not in get_args(allowed):
-                known = ", ".join(get_args(allowed))
-                raise LocalError("invalid-spec", f"{value!r} is unknown here; known: {known}")
-        if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:
-            raise LocalError("invalid-spec", "need K >= 2, epsilon > 0 and 0 < beta < 1")
-
-    @property
-    def full(self) -> bool:
-        """True if the learner sees all losses (full information), not just its own (bandit)."""
-        return self.name == "uc-o-reps"
+COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,41 +87,16 @@ class AdversarialResult:
 def run(case: Case) -> AdversarialResult:
     """Runs one algorithm for K episodes."""
     started = time.perf_counter()
-    layers, P = world(case)
-    losses = adversary_losses(case, layers)
-    policies, constants = learn(case, layers, P, losses)
+    here = world(case)
+    layers, P, losses = here.layers, here.P, adversary_losses(case, here)
+    at_random = np.broadcast_to(uniform_policy(layers), losses.shape)
+    policies, constants = at_random, _recorded(case, layers)
+    if case.name != "uniform":
+        policies, constants = learn(case, layers, P, losses)
     seconds = time.perf_counter() - started
     episodes, regret = regret_curve(layers, P, policies, losses)
-    at_random = np.broadcast_to(uniform_policy(layers), losses.shape)
     _, uniform = regret_curve(layers, P, at_random, losses)
     return AdversarialResult(episodes, regret, float(uniform[-1]), seconds, constants)
-
-
-def world(case: Case) -> tuple[Layers, FloatArray]:
-    """Returns the layers and the true P (H, W, A, W) of a case's seed."""
-    layers = Layers(case.widths, case.actions)
-    return layers, layered_mdp(case.widths, case.actions, case.seed).P * layers.cells
-
-
-def adversary_losses(case: Case, layers: Layers) -> FloatArray:
-    """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
-
-    stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
-    drifting: they move linearly from one draw to another.
-    """
-    generator = generator_for(case.seed, "losses", case.adversary, case.K)
-    shape = (case.K, *layers.pairs.shape)
-    ones = generator.random(shape) < _means(case, shape, generator)
-    return (ones & layers.pairs).astype(np.float64)
-
-
-def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
-    k = np.arange(case.K)
-    if case.adversary == "drifting":
-        first, last = generator.uniform(0, 1, (2, *shape[1:]))
-        return np.asarray(first + (last - first) * (k / (case.K - 1))[:, None, None, None])
-    phases = PHASES if case.adversary == "switching" else 1
-    return generator.uniform(0, 1, (phases, *shape[1:]))[k * phases // case.K]
 
 
 def regret_curve(
@@ -196,14 +121,15 @@ def learn(
     constants = uc_o_reps.constants(layers, case.K, case.eta, full=case.full, scale=case.scale)
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
     channel = Channel(case, layers, constants.delta, *draws)
-    uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants)
+    estimate = uob_lbps.LossEstimate(case.estimator, channel.E_loss, channel.loss_noise.variance)
+    uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants, estimate)
 
     def update(visited: FloatArray, loss: FloatArray) -> FloatArray:
         transitions, visits, E = channel.counts(visited)
         if case.full:
             return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
         noisy = channel.visited_losses(loss * visited.sum(axis=-1))
-        return uob.observe(transitions, visits, noisy, E, channel.E_loss).policy
+        return uob.observe(transitions, visits, noisy, E).policy
 
     policies, generator = np.empty(losses.shape), generator_for(case.seed, "episodes")
     policies[0] = uc.policy if case.full else uob.policy
@@ -232,10 +158,18 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
 
+def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
+    """Returns the fields of a case, without those that its algorithm or environment lacks."""
+    unused = {"widths", "eta", "parameters"} | ({"estimator"} if case.name != "uob-lbps" else set())
+    recorded = {key: value for key, value in asdict(case).items() if key not in unused}
+    parameters = {f"environment.{name}": str(value) for name, value in case.parameters}
+    return (
+        recorded | parameters | {"widths": "-".join(map(str, layers.widths)), "actions": layers.A}
+    )
+
+
 def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, Constant]:
-    recorded = {key: value for key, value in asdict(case).items() if key not in ("widths", "eta")}
-    return recorded | {
-        "widths": "-".join(map(str, case.widths)),
+    return _recorded(case, constants.layers) | {
         "eta": constants.eta,
         "delta": constants.delta,
         "E_counts": channel.E(case.K - 1),

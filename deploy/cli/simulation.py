@@ -22,16 +22,18 @@ from riffle.deploy.cli.options import RunOptions, SimulationOptions, read_pairs
 from riffle.deploy.output import progress, steps
 from riffle.deploy.presets import Preset
 from riffle.experiments import per_user
-from riffle.experiments.adversarial import ALGORITHMS, WIDTHS, AdversarialResult, Case, run
+from riffle.experiments.adversarial import AdversarialResult, run
+from riffle.experiments.adversaries import ALGORITHMS, LAYERED, WIDTHS, Case
 from riffle.experiments.bands import METHOD
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.study import CALIBRATIONS, band, map_seeds, study
 from riffle.node_client.environments.registry import exact_mdp, make
 from riffle.node_client.environments.tabular import Modelled
 
-LAYERED = "LayeredMDP-v0"
-SETTABLE = ("widths", "actions", "adversary", "privacy", "scale", "eta")
-"""The fields of `Case` that --param and --option may set."""
+OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
+"""The fields of `Case` that --option may set; for LayeredMDP-v0, --param may too."""
+SETTABLE = ("widths", "actions", *OPTIONS)
+"""The fields of `Case` that may be set if the environment is LayeredMDP-v0."""
 DEFAULTS: dict[str, Any] = {
     "K": 2_000,
     "epsilon": 1.0,
@@ -126,17 +128,14 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
 def _simulate_adversarial(
     options: RunOptions, how: SimulationOptions, *, preset_given: bool
 ) -> dict[str, Any]:
-    """Runs an algorithm of paper 004; each seed has its own MDP and losses."""
-    unused = (options.trust, options.families, options.constants, options.horizon)
-    if (
-        preset_given
-        or options.env not in (None, LAYERED)
-        or any(value is not None for value in unused)
-    ):
+    """Runs an algorithm of paper 004; each seed has its own losses, and its own LayeredMDP-v0."""
+    unused = (options.trust, options.families, options.constants)
+    layered = options.env in (None, LAYERED)
+    if preset_given or any(value is not None for value in unused) or (layered and options.horizon):
         raise ValueError(
-            f"{options.learner} learns on {LAYERED} from an adversary's losses: --preset, --env, "
-            "--horizon, --trust, --families and --constants are not for it; --param widths, "
-            "actions or adversary and --option privacy, scale or eta are"
+            f"{options.learner} learns from an adversary's losses: --preset, --trust, --families "
+            f"and --constants are not for it, nor is --horizon on {LAYERED}; --option adversary, "
+            "privacy, scale, eta or estimator are, and --param widths or actions"
         )
     case = _case(options, how)
     results: list[AdversarialResult] = []
@@ -148,7 +147,7 @@ def _simulate_adversarial(
     recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}
     return {
         "learner": case.name,
-        "environment": LAYERED,
+        "environment": case.environment,
         "adversary": case.adversary,
         "episodes": case.K,
         **recorded,
@@ -169,9 +168,13 @@ def _simulate_adversarial(
 
 def _case(options: RunOptions, how: SimulationOptions) -> Case:
     """Returns the case to run: the command's options over `DEFAULTS`."""
-    pairs = read_pairs(options.param) | read_pairs(options.option)
-    for name in sorted(pairs.keys() - set(SETTABLE)):
-        raise ValueError(unknown_name("parameter or option", name, SETTABLE))
+    layered = options.env in (None, LAYERED)
+    pairs = (read_pairs(options.param) if layered else {}) | read_pairs(options.option)
+    settable = SETTABLE if layered else OPTIONS
+    for name in sorted(pairs.keys() - set(settable)):
+        raise ValueError(unknown_name("parameter or option", name, settable))
+    if not layered:
+        pairs = _environment(options) | {"adversary": "rewards"} | pairs
     own = {
         "K": options.episodes,
         "epsilon": options.epsilon,
@@ -188,6 +191,14 @@ def _case(options: RunOptions, how: SimulationOptions) -> Case:
         return TypeAdapter(Case).validate_python(values)
     except ValidationError as error:
         raise ValueError(first_fault(error)) from error
+
+
+def _environment(options: RunOptions) -> dict[str, Any]:
+    """Returns id and parameters of an environment with a known MDP, which is made once to check."""
+    chosen = RunOptions(env=options.env, param=options.param, horizon=options.horizon).apply()
+    exact_mdp(make(chosen.spec.environment, **chosen.environment))
+    parameters = tuple(chosen.environment.items())
+    return {"environment": chosen.spec.environment, "parameters": parameters}
 
 
 def _run_seed(case: Case, seed: int) -> AdversarialResult:

@@ -138,7 +138,7 @@ def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
         # Imported only for this message.
-        from riffle.experiments.adversarial import ALGORITHMS  # noqa: PLC0415
+        from riffle.experiments.adversaries import ALGORITHMS  # noqa: PLC0415
         from riffle.experiments.per_episode import PER_EPISODE  # noqa: PLC0415
 
         if spec.learner in {*PER_EPISODE, *ALGORITHMS}:

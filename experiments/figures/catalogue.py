@@ -34,10 +34,23 @@ SCALE_LARGE = (20_000, 200_000, 2_000_000)
 ADVERSARIAL_K, ADVERSARIAL_LARGE_K = 2_000, 20_000
 NOT_PRIVATE = frozenset({"ucbvi", "pe"})
 EVERY_EPISODE = frozenset({"ucbvi", "ucbvi-jdp", "ucbvi-ldp"})
-ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps"})
+ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps", "uniform"})
 
 TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its time grows with K"
 LEFT_OUT = f"left out above K = {LARGE_K:,} for time; that K compares PE with SDP-PE only"
+SWITCHES = (
+    "The same runs as fig6c. A switch is a change of the deployed policy or mixture. Paper 000 "
+    "reports 88 switches for PE and SDP-PE: 11 stages of H + 2 = 8 batches (its Eq. 22). With the "
+    "papers' constants Riffle has about as many. Its practical constants explore crudely in the "
+    "first stage only, and have fewer stages."
+)
+NOTE_FULL = (
+    "Uniform play chooses every action at random: a curve that is not below it has learned nothing."
+)
+NOTE_BANDIT = (
+    f"{NOTE_FULL} JDP and LDP put the same noise on a loss (Lemma 5.6), so LDP's curve hides JDP's."
+    " The literal Eq. 4.1 is biased: it counts a loss where none was seen."
+)
 SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 1 only, for time"
 
 
@@ -63,7 +76,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise."""
+    """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise.
+
+    Lines of one `panel` share axes; their labels end with its name.
+    """
 
     label: str
     learner: str
@@ -72,6 +88,7 @@ class Line:
     constants: str = "practical"
     options: Parameters = ()
     dashes: str = "-"
+    panel: str = ""
 
     def run(self, world: tuple[str, Parameters], K: int, epsilon: float) -> Run:
         """Returns this learner's run of K episodes in a world (environment id, parameters)."""
@@ -109,7 +126,7 @@ class Figure:
 
 RIVERSWIM = ("RiverSwim-v0", (("states", 4), ("horizon", 6)))
 BANDIT = ("Bandit-v0", (("actions", 20), ("sigma", 0.1)))
-ADVERSARIES = {"stochastic": "-", "switching": "--", "drifting": ":"}  # and their dash patterns
+ADVERSARIES = ("stochastic", "switching", "drifting")
 LAYERED = {
     adversary: (
         "LayeredMDP-v0",
@@ -142,13 +159,17 @@ HOMOGENEOUS = replace(
     SDP_PE, label="SDP-PE, told that steps are alike", colour=6, options=(("homogeneous", True),)
 )
 RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
+UNIFORM = Line("uniform play", "uniform", 5, "correct", options=(("privacy", "none"),), dashes="-.")
 BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines shown beyond LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns the lines of a paper 004 algorithm: one for each privacy model and calibration."""
+    """Returns the lines of a paper 004 algorithm: each privacy model and calibration, uniform play.
+
+    UOB-LBPS has one more, with Eq. 4.1 as the paper writes it.
+    """
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
-    return tuple(
+    lines = [
         Line(
             label if privacy == "none" else f"{label}, {calibration} noise",
             learner,
@@ -159,7 +180,12 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
         )
         for privacy, label, colour in models
         for calibration in (("correct",) if privacy == "none" else ("correct", "paper"))
-    )
+    ]
+    if learner == "uob-lbps":
+        literal = (("privacy", "central"), ("estimator", "paper"))
+        label = "JDP, correct noise, literal Eq. 4.1"
+        lines.append(Line(label, learner, 3, "correct", options=literal, dashes=":"))
+    return (*lines, UNIFORM)
 
 
 def figures(*, quick: bool = False) -> dict[str, Figure]:
@@ -193,7 +219,7 @@ def _of_000(K: int, epsilons: tuple[float, ...], large: bool) -> Iterable[Figure
         f"{title}, epsilon = 1",
         "switches",
         _single(RIVERSWIM_LINES, RIVERSWIM, K, 1.0),
-        "The same runs as fig6c. A switch is a change of the deployed policy or mixture.",
+        SWITCHES,
     )
 
 
@@ -235,26 +261,29 @@ def _against_K(grid: tuple[int, ...], last: int) -> tuple[Curve, ...]:
 
 def _of_004(K: int, large_K: int) -> Iterable[Figure]:
     world = "layers 1-3-3-3-1, A=2"
-    for learner, name in (("uc-o-reps", "full"), ("uob-lbps", "bandit")):
+    names = (("uc-o-reps", "full", NOTE_FULL), ("uob-lbps", "bandit", NOTE_BANDIT))
+    for learner, name, note in names:
         title = f"004, {learner.upper()}: {world}, K = {K:,}, epsilon = 1"
         curves = _single(adversarial_lines(learner), LAYERED["switching"], K, 1.0)
-        yield Figure(f"adversarial-{name}", f"{title}, losses switching 3 times", "time", curves)
-        yield Figure(f"adversaries-{name}", title, "time", _each_adversary(learner, K))
+        switching = f"{title}, losses switching 3 times"
+        yield Figure(f"adversarial-{name}", switching, "time", curves, note)
+        yield Figure(f"adversaries-{name}", title, "time", _each_adversary(learner, K), note)
     yield Figure(
         "adversarial-large",
         f"004, UC-O-REPS: {world}, K = {large_K:,}, epsilon = 1, means of losses fixed",
         "time",
         _single(_correct("uc-o-reps"), LAYERED["stochastic"], large_K, 1.0),
+        NOTE_FULL,
     )
 
 
 def _each_adversary(learner: str, K: int) -> tuple[Curve, ...]:
     return tuple(
         curve
-        for adversary, dashes in ADVERSARIES.items()
+        for adversary in ADVERSARIES
         for line in _correct(learner)
         for curve in _single(
-            (replace(line, label=f"{line.label}; {adversary}", dashes=dashes),),
+            (replace(line, label=f"{line.label}; {adversary}", panel=adversary),),
             LAYERED[adversary],
             K,
             1.0,

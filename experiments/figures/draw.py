@@ -28,8 +28,10 @@ X_LABELS = {
 CAPTION_CONSTANTS = (
     "name", "calibration", "families", "homogeneous", "noise", "noise_parameter", "bonus_scale",
     "noise_scale", "radius", "exploit_share", "eta", "scale", "count_noise", "loss_noise",
-    "epsilon_given",
+    "epsilon_given", "estimator",
 )  # fmt: skip
+
+MANY = 1_000  # switches
 
 # Curves of one colour differ by their markers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
@@ -42,31 +44,51 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
 
     with mpl.rc_context({"svg.hashsalt": figure.name, "font.size": 9}):
         canvas = Blank(figsize=(9.6, 6.0), layout="constrained")
-        axes = canvas.add_subplot()
-        for number, curve in enumerate(series):
-            _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
-        _draw_ceiling(axes, figure, series)
-        _label(axes, figure, seeds)
-        _legend(axes, series)
-        canvas.supxlabel(caption(series), x=0.01, ha="left", fontsize=6.5, color="0.3")
+        panels = {curve.line.panel: [] for curve in series}  # type: dict[str, list[Series]]
+        for curve in series:
+            panels[curve.line.panel].append(curve)
+        every = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (panel, curves) in zip(every, panels.items(), strict=True):
+            for number, curve in enumerate(curves):
+                _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
+            _draw_ceiling(axes, figure, curves)
+            _label(axes, figure, panel)
+        canvas.suptitle(f"{figure.title}\n{seeds_note(seeds)}", fontsize=9)
+        every[0].set_ylabel("cumulative regret")
+        if figure.kind == "switches":
+            _name_points(every[0])
+        else:
+            _legend(every[-1], curves)
+        canvas.supxlabel(caption(figure, series), x=0.01, ha="left", fontsize=6.5, color="0.3")
         _save_png(canvas, stem.with_suffix(".png"))
         canvas.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
 
 
 def legend_label(curve: Series) -> str:
-    """Returns a curve's name, with a note if the curve is missing."""
-    return curve.line.label + ("" if curve.computed else " (not computed, see the table)")
+    """Returns a curve's name in its panel, with a note if the curve is missing."""
+    label = curve.line.label.removesuffix(f"; {curve.line.panel}")
+    return label + ("" if curve.computed else " (not computed, see the table)")
 
 
-def caption(series: Sequence[Series]) -> str:
-    """Returns a sentence for each computed curve, with the constants that distinguish it."""
-    sentences = []
+def caption(figure: Figure, series: Sequence[Series]) -> str:
+    """Returns the note, the constants that all curves share, and those of each computed curve."""
+    values = {
+        name: {curve.constants[name] for curve in series if name in curve.constants}
+        for name in CAPTION_CONSTANTS
+    }
+    shared = {name: next(iter(seen)) for name, seen in values.items() if len(seen) == 1}
+    parts = [("Every curve that has them", shared)]
     for curve in series:
-        names = [name for name in CAPTION_CONSTANTS if name in curve.constants]
-        if names:
-            pairs = ", ".join(f"{name}={curve.constants[name]}" for name in names)
-            sentences.append(f"{curve.line.label}: {pairs}.")
-    return textwrap.fill(" ".join(sentences), 175, break_on_hyphens=False)
+        own = [name for name in values if name in curve.constants and name not in shared]
+        parts.append((legend_label(curve), {name: curve.constants[name] for name in own}))
+    sentences = [
+        f"{label}: " + ", ".join(f"{name}={value}" for name, value in constants.items()) + "."
+        for label, constants in parts
+        if constants
+    ]
+    # Panels have the same lines, and say the same.
+    paragraphs = filter(None, (figure.note, " ".join(dict.fromkeys(sentences))))
+    return "\n".join(textwrap.fill(text, 175, break_on_hyphens=False) for text in paragraphs)
 
 
 def _draw_curve(axes: Axes, figure: Figure, curve: Series, marker: str) -> None:
@@ -101,6 +123,26 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
         )
 
 
+def _name_points(axes: Axes) -> None:
+    """Writes names beside the points: on the right of those with few switches, or on the left."""
+    points = [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]
+    top = 1.2 * max(y for _, y, _ in points)
+    axes.set_ylim(-top / 28, top)
+    for few in (True, False):
+        at = -np.inf
+        for x, y, bar in sorted((p for p in points if (p[0] < MANY) == few), key=lambda p: p[1]):
+            at = max(y, at + top / 28)
+            axes.annotate(
+                bar.get_label(),
+                (x, y),
+                (x * 1.15 if few else x / 1.15, at),
+                color=bar[0].get_color(),
+                ha="left" if few else "right",
+                va="center",
+                fontsize=8,
+            )
+
+
 def _draw_ceiling(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
     ceilings = [curve.ceiling for curve in series if curve.ceiling is not None]
     if not ceilings:
@@ -117,13 +159,13 @@ def _draw_ceiling(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
         axes.axhline(ceilings[0], label="ceiling, V* K", **style)
 
 
-def _label(axes: Axes, figure: Figure, seeds: int) -> None:
+def _label(axes: Axes, figure: Figure, panel: str) -> None:
     if figure.kind != "time":
         axes.set_xscale("log")
+    if figure.kind in ("epsilon", "episodes"):
         axes.set_yscale("log")
     axes.set_xlabel(X_LABELS[figure.kind])
-    axes.set_ylabel("cumulative regret")
-    axes.set_title(f"{figure.title}\n{seeds_note(seeds)}", fontsize=9)
+    axes.set_title(panel, fontsize=9)
 
 
 def _legend(axes: Axes, series: Sequence[Series]) -> None:

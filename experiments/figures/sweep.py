@@ -17,6 +17,7 @@ from typing import Any, Literal
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.coordinator.learning.learner import LearnerError
 from riffle.experiments import adversarial, per_episode
+from riffle.experiments.adversaries import Case
 from riffle.experiments.figures.catalogue import ADVERSARIAL, Parameters, Run
 from riffle.experiments.figures.series import Row, Rows, code_digest
 from riffle.experiments.regret import optimal_value, policy_value
@@ -63,17 +64,16 @@ def _stochastic(run: Run, seed: int) -> Row:
 
 def _adversarial(run: Run, seed: int) -> Row:
     options: dict[str, Any] = {**dict(run.parameters), **dict(run.options)}
-    case = adversarial.Case(
-        "uc-o-reps" if run.learner == "uc-o-reps" else "uob-lbps",
+    options["widths"] = tuple(map(int, options["widths"].split("-")))
+    name: Any = run.learner
+    case = Case(
+        name,
         run.K,
         epsilon=1.0 if run.epsilon is None else run.epsilon,
         beta=run.beta,
-        privacy=options["privacy"],
         calibration="paper" if run.calibration == "paper" else "correct",
         seed=seed,
-        adversary=options["adversary"],
-        widths=tuple(map(int, options["widths"].split("-"))),
-        actions=options["actions"],
+        **options,
     )
     result = adversarial.run(case)
     return Row(

@@ -92,6 +92,28 @@ class Layers:
         return int(self.cells.sum())
 
 
+def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[PolicyArray]]:
+    """Unrolls a finite-horizon MDP in time: layer h holds the states that step h can reach.
+
+    P (H, X, A, X), start distribution d1 (X,). If d1 has several states, a first layer of one more
+    state leads to them by d1 under every action. Returns the layers, their transitions (H', W, A,
+    W), and the states of the last H layers before x_H, each an array (X_h,) of numbers below X.
+    """
+    reached = [np.flatnonzero(d1)]
+    for rows in P[:-1]:
+        reached.append(np.flatnonzero(rows[reached[-1]].any(axis=(0, 1))))
+    lead = int(len(reached[0]) > 1)
+    layers = Layers((1,) * lead + tuple(map(len, reached)) + (1,), P.shape[2])
+    unrolled = np.zeros(layers.cells.shape)
+    if lead:
+        unrolled[0, 0, :, : len(reached[0])] = d1[reached[0]]
+    for h, here in enumerate(reached[:-1]):
+        after = reached[h + 1]
+        unrolled[h + lead, : len(here), :, : len(after)] = P[h][here][:, :, after]
+    unrolled[-1, : len(reached[-1]), :, 0] = 1.0
+    return layers, unrolled, reached
+
+
 def uniform_occupancy(layers: Layers) -> FloatArray:
     """Returns q_1 of Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell."""
     cells = layers.cells

@@ -3,19 +3,32 @@
     pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 all transitions
     for k = 1..K:
         execute pi_k; the Privatizer releases N_{k+1} and the noisy loss l~_k        (lines 2-3)
-        l"_k = (l~_k + E') / (2 E' + 1)                                              (line 4)
+        l"_k = l~_k / sqrt(1 + v), v the variance of the noise      (in place of line 4)
         l^_k = l"_k / u_k,   u_k(x, a) = max over P_k of q^{P, pi_k}(x, a)           (line 5)
         P~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1                          (lines 6-7)
         q_{k+1} = argmin over Delta(P_{k+1}) of <l^_k, q> + D_psi(q || q_k) / eta    (line 8)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
-with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K. With probability 1 -
-delta, E' bounds the noise of all losses (Assumption 4.1), and l" is in [0, 1]. If the noise is
-larger, l" is clipped; that is post-processing and keeps the step defined. Without noise, E' = 0 and
-l" = l.
+with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K.
+
+Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1), where E' bounds the noise of all
+losses with probability 1 - delta (Assumption 4.1). It adds E' to every pair, also to the pairs that
+the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u). The excess E' / u makes
+rare pairs look bad, which makes them rarer, and regret can be linear (docs/corrections.md).
+
+The corrected form has the mean q l / u times a known constant. That constant keeps the mean square
+of l" at most one, so that eta has the scale that it has without noise. No regret bound is proved
+for either form with noise: the proof of Theorem 4.2 uses that its third term is non-positive, which
+the shift breaks.
+
+Both forms are l" = l if there is no noise.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -27,29 +40,38 @@ from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 from riffle.coordinator.learning.learner import FloatArray
 
 
-def optimistic_loss(noisy: FloatArray, E_loss: float, u: FloatArray) -> FloatArray:
-    """Returns l^ (H, W, A) of Eq. 4.1-4.2 from l~ and u; zero if u is zero (on padding)."""
-    scaled = np.clip((noisy + E_loss) / (2 * E_loss + 1), 0.0, 1.0)
-    return np.divide(scaled, u, out=np.zeros(u.shape), where=u > 0)
+@dataclass(frozen=True, slots=True)
+class LossEstimate:
+    """Turns noisy losses into l". E: the bound E' on their noise; variance: the variance of it."""
+
+    estimator: Literal["paper", "correct"]
+    E: float
+    variance: float
+
+    def __call__(self, noisy: FloatArray) -> FloatArray:
+        """Returns l" of l~ (H, W, A); Eq. 4.1 is clipped to [0, 1] if the noise exceeds E'."""
+        if self.estimator == "paper":
+            return np.clip((noisy + self.E) / (2 * self.E + 1), 0.0, 1.0)
+        return noisy / math.sqrt(1 + self.variance)
 
 
 class PrivateUOBLBPS:
     """One run: `policy` (H, W, A) is pi_k, `observe` takes what is released after it."""
 
-    def __init__(self, constants: Constants) -> None:
-        self.constants = constants
+    def __init__(self, constants: Constants, estimate: LossEstimate) -> None:
+        self.constants, self.estimate = constants, estimate
         self.q = uniform_occupancy(constants.layers)
         self.policy = induced_policy(constants.layers, self.q)
         self.box = everything(constants.layers)
 
     def observe(
-        self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float, E_loss: float
+        self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float
     ) -> Step:
         """Runs lines 3-9 on noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
         c = self.constants
         u = upper_occupancy(c.layers, self.box, self.policy)
-        estimate = optimistic_loss(loss, E_loss, u)
+        optimistic = np.divide(self.estimate(loss), u, out=np.zeros(u.shape), where=u > 0)
         self.box = c.confidence_set(transitions, visits, E)
-        step = log_barrier_step(c.layers, self.box, c.eta * estimate, self.q)
+        step = log_barrier_step(c.layers, self.box, c.eta * optimistic, self.q)
         self.q, self.policy = step.q, step.policy
         return step

@@ -5,12 +5,14 @@ import sys
 
 import pytest
 
-from riffle.experiments.adversarial import Algorithm, Case, run
+from riffle.experiments.adversarial import run
+from riffle.experiments.adversaries import Algorithm, Case
 
 WITHOUT_NUMBA = """
 import sys
 sys.modules["numba"] = None
-from riffle.experiments.adversarial import Case, run
+from riffle.experiments.adversarial import run
+from riffle.experiments.adversaries import Case
 print(run(Case({name!r}, 20, 1.0, 1e-5, "central", "correct", 3)).total)
 """
 

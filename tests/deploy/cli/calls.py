@@ -1,6 +1,7 @@
 """The command line called within the tests' own process."""
 
 import json
+from typing import Any
 
 from typer.testing import CliRunner, Result
 
@@ -11,7 +12,7 @@ def riffle(*arguments: str) -> Result:
     return CliRunner().invoke(build(arguments), list(arguments))
 
 
-def document(result: Result) -> dict[str, float]:
+def document(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.stderr
-    answer: dict[str, float] = json.loads(result.stdout)
+    answer: dict[str, Any] = json.loads(result.stdout)
     return answer

@@ -10,7 +10,8 @@ import pytest
 
 from riffle.deploy import output
 from riffle.deploy.cli.options import RunOptions
-from riffle.experiments.adversarial import Algorithm, Case, run
+from riffle.experiments.adversarial import run
+from riffle.experiments.adversaries import Algorithm, Case
 from tests.deploy.cli.calls import document, riffle
 
 RIVERSWIM = ["--states", "4", "--actions", "2", "--horizon", "6", "--episodes", "4096"]
@@ -78,7 +79,11 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["simulate", "--learner", "ucbvi", "--families", "lean"], 3, "--calibration decides"),
         (["simulate", "--learner", "q-learning"], 3, "known are pe, sdp-pe"),
         (["simulate", "--learner", "ucbvi-jpd"], 3, "did you mean 'ucbvi-jdp'"),
-        (["simulate", "--learner", "uob-lbps", "--trust", "local"], 3, "--option privacy"),
+        (
+            ["simulate", "--learner", "uob-lbps", "--trust", "local"],
+            3,
+            "--option adversary, privacy",
+        ),
         (["simulate", "--learner", "uob-lbps", "--preset", "paper"], 3, "--preset"),
         (["simulate", "--learner", "uob-lbps", "--preset", "demo"], 3, "--preset"),
         (["simulate", "--learner", "uob-lbps", "--option", "width=1"], 3, "'widths'? known are"),
@@ -86,6 +91,12 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["simulate", "--learner", "uob-lbps", "--option", "eta=x"], 3, "eta"),
         (["simulate", "--learner", "uob-lbps", "--param", "widths=1-x-1"], 3, "widths"),
         (["simulate", "--learner", "uob-lbps", "--option", "privacy=both"], 3, "privacy"),
+        (["simulate", "--learner", "uob-lbps", "--horizon", "3"], 3, "--horizon"),
+        (
+            ["simulate", "--learner", "uob-lbps", "--env", "RiverSwim-v0", "--param", "widths=1-1"],
+            3,
+            "no parameter 'widths'",
+        ),
         (["simulate", "--learner", "manual"], 3, "there is no simulated learner 'manual'; known"),
         (["simulate", "--learner", "no/such.py:Mine"], 3, "there is no Python file"),
         (["simulate", "--env", "no/such.py:make"], 3, "no Python file"),
@@ -201,6 +212,15 @@ def test_simulate_against_an_adversary(learner: Algorithm) -> None:
     assert answer["regret_mean"] == pytest.approx((one.total + two.total) / 2)
     assert answer["regret_uniform_mean"] > 0
     assert answer["seconds"] > 0
+
+
+def test_simulate_an_adversary_on_an_mdp_of_ones_own() -> None:
+    answer = document(
+        riffle("simulate", "--learner", "uc-o-reps", "--episodes", "20", "--seeds", "1", "--env",
+               "RiverSwim-v0", "--horizon", "3", "--workers", "1", "--format", "json")
+    )  # fmt: skip
+    assert (answer["environment"], answer["adversary"]) == ("RiverSwim-v0", "rewards")
+    assert answer["constants"]["widths"] == "1-2-3-1"
 
 
 def test_one_seed_has_no_confidence_interval() -> None:

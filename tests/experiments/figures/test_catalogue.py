@@ -5,8 +5,9 @@ from typing import get_args
 
 import pytest
 
-from riffle.experiments.adversarial import Adversary
+from riffle.experiments.adversaries import Adversary
 from riffle.experiments.figures.catalogue import (
+    ADVERSARIES,
     EPSILONS,
     NOT_PRIVATE,
     Figure,
@@ -77,13 +78,14 @@ def test_all_omits_only_figures_whose_note_says_so() -> None:
 
 
 def test_adversaries_are_compared_on_equal_terms() -> None:
-    """Each adversary, three privacy models, correct noise; runs shared with the other figure."""
-    for name in ("full", "bandit"):
+    """Each adversary, correct noise and uniform play; runs shared with the other figure."""
+    for name, lines in (("full", 4), ("bandit", 5)):
         runs = FIGURES[f"adversaries-{name}"].runs
-        assert {dict(run.parameters)["adversary"] for run in runs} == {*get_args(Adversary)}
-        assert len(runs) == 9
+        assert {dict(run.parameters)["adversary"] for run in runs} == {*ADVERSARIES}
+        assert {*ADVERSARIES} < {*get_args(Adversary)}
+        assert len(runs) == 3 * lines
         assert {run.calibration for run in runs} == {"correct"}
-        assert len({*runs} & {*FIGURES[f"adversarial-{name}"].runs}) == 3
+        assert len({*runs} & {*FIGURES[f"adversarial-{name}"].runs}) == lines
 
 
 def test_quick_figures_are_the_same_figures_but_small() -> None:

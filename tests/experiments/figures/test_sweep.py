@@ -35,8 +35,9 @@ def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
 @pytest.mark.long
 def test_every_catalogued_learner_can_be_computed() -> None:
     smallest = {run.learner: run for figure in figures(quick=True).values() for run in figure.runs}
-    assert len(smallest) == 8
+    assert len(smallest) == 9
     small = {"uc-o-reps": "adversarial-full", "uob-lbps": "adversarial-bandit"}
+    small["uniform"] = "adversarial-full"
     for learner, run in smallest.items():
         known = figures(quick=True)[small.get(learner, "fig7")].runs
         done = compute(next(r for r in known if r.learner == run.learner), 0)

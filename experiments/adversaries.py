@@ -1,0 +1,131 @@
+"""Cases of adversarial runs: algorithm and guarantee, the layered MDP, and the losses.
+
+The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. The
+latter is the same for every seed, and unrolled in time: a state at two steps is two states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from riffle.common.mechanism.randomness import generator_for
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.learning.adversarial.layered import Layers, unroll
+from riffle.coordinator.learning.learner import BoolArray, FloatArray
+from riffle.node_client.environments.builtin import layered_mdp
+from riffle.node_client.environments.registry import Parameter, exact_mdp, make
+
+Algorithm = Literal["uc-o-reps", "uob-lbps", "uniform"]
+Adversary = Literal["stochastic", "switching", "drifting", "rewards"]
+Privacy = Literal["none", "central", "local"]
+Calibration = Literal["paper", "correct"]
+Estimator = Literal["paper", "correct"]
+ALGORITHMS: tuple[Algorithm, ...] = ("uc-o-reps", "uob-lbps")
+LAYERED = "LayeredMDP-v0"
+
+WIDTHS = (1, 3, 3, 3, 1)
+PHASES = 4
+COUNT_SHARE = 2 / 3  # share of (epsilon, beta) for the counts, under `correct`
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: algorithm, K episodes, guarantee, MDP and adversary; all recorded with the result.
+
+    The algorithm `uniform` plays actions at random. scale multiplies beta of Eq. 3.1 (the paper has
+    1); eta None means the theorem's value; estimator is UOB-LBPS's form of Eq. 4.1. widths and
+    actions are for LayeredMDP-v0, parameters for any other environment.
+
+    Raises:
+        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
+    """
+
+    name: Algorithm
+    K: int
+    epsilon: float
+    beta: float
+    privacy: Privacy
+    calibration: Calibration
+    seed: int
+    adversary: Adversary = "switching"
+    widths: tuple[int, ...] = WIDTHS
+    actions: int = 2
+    scale: float = 1.0
+    eta: float | None = None
+    estimator: Estimator = "correct"
+    environment: str = LAYERED
+    parameters: tuple[tuple[str, Parameter], ...] = ()
+
+    def __post_init__(self) -> None:
+        for value, allowed in (
+            (self.name, Algorithm),
+            (self.privacy, Privacy),
+            (self.calibration, Calibration),
+            (self.adversary, Adversary),
+            (self.estimator, Estimator),
+        ):
+            if value not in get_args(allowed):
+                known = ", ".join(get_args(allowed))
+                raise LocalError("invalid-spec", f"{value!r} is unknown here; known: {known}")
+        if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:
+            raise LocalError("invalid-spec", "need K >= 2, epsilon > 0 and 0 < beta < 1")
+
+    @property
+    def full(self) -> bool:
+        """True if the learner sees all losses (full information), not just its own (bandit)."""
+        return self.name == "uc-o-reps"
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A layered MDP: transitions P (H, W, A, W), mean rewards r (H, W, A).
+
+    `decisions` (H, W, A) are the pairs that can have a loss: all, but for a first layer that only
+    draws the start.
+    """
+
+    layers: Layers
+    P: FloatArray
+    r: FloatArray
+    decisions: BoolArray
+
+
+def world(case: Case) -> World:
+    """Returns a case's MDP. Raises LocalError ``invalid-spec`` if the environment has none."""
+    if case.environment == LAYERED:
+        mdp = layered_mdp(case.widths, case.actions, case.seed)
+        layers = Layers(case.widths, case.actions)
+        return World(layers, mdp.P * layers.cells, mdp.r, layers.pairs)
+    mdp = exact_mdp(make(case.environment, **dict(case.parameters)))
+    layers, P, reached = unroll(mdp.P, mdp.d1)
+    r, decisions = np.zeros(layers.pairs.shape), layers.pairs.copy()
+    first = layers.H - len(reached)
+    decisions[:first] = False
+    for h, states in enumerate(reached):
+        r[first + h, : len(states)] = mdp.r[h, states]
+    return World(layers, P, r, decisions)
+
+
+def adversary_losses(case: Case, world: World) -> FloatArray:
+    """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
+
+    stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
+    drifting: they move linearly from one draw to another; rewards: one minus the MDP's rewards.
+    """
+    generator = generator_for(case.seed, "losses", case.adversary, case.K)
+    shape = (case.K, *world.decisions.shape)
+    draws = generator.random(shape)
+    means = 1 - world.r if case.adversary == "rewards" else _means(case, shape, generator)
+    return ((draws < means) & world.decisions).astype(np.float64)
+
+
+def _means(case: Case, shape: tuple[int, ...], generator: np.random.Generator) -> FloatArray:
+    k = np.arange(case.K)
+    if case.adversary == "drifting":
+        first, last = generator.uniform(0, 1, (2, *shape[1:]))
+        return np.asarray(first + (last - first) * (k / (case.K - 1))[:, None, None, None])
+    phases = PHASES if case.adversary == "switching" else 1
+    return generator.uniform(0, 1, (phases, *shape[1:]))[k * phases // case.K]
