@@ -145,7 +145,7 @@ def declaring(
     """Returns a spec's ``support``, ``homogeneous`` and ``options``.
 
     The options ``homogeneous`` (true or false) and ``support`` (false) replace what is declared;
-    the learner's own options are left.
+    the remaining options are the learner's.
     """
     own = {"homogeneous": bool(homogeneous), "support": True, **options}
     declared = {"homogeneous": own.pop("homogeneous"), "support": support}

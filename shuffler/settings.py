@@ -140,7 +140,7 @@ class Settings(ServerSettings):
 
     @property
     def inflight_of_a_node(self) -> int:
-        """Most bytes of uploads of one node under way; an upload has no more."""
+        """The most bytes that uploads of one node may have under way; no upload is larger."""
         return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
 
     def public_key(self) -> bytes:

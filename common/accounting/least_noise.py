@@ -61,7 +61,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root by bisection, or the nearest end; `scipy.optimize` would load for 0.2 s."""
+    """Returns the root by bisection, or the nearer end. Loading `scipy.optimize` takes 0.2 s."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle

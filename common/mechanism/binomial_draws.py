@@ -32,8 +32,8 @@ OPEN = 0xFFFF
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """``cumulative[j]`` is F(j) 2^scale for j < bits; ``ones`` (2^16,) is the number of ones, or
-    `OPEN`, by the first bits of U."""
+    """``cumulative[j]`` is F(j) 2^scale for j < bits; ``ones`` (2^16,) is the number of ones for
+    each value of the first bits of U, or `OPEN`."""
 
     cumulative: tuple[int, ...]
     scale: int

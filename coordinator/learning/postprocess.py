@@ -153,7 +153,7 @@ def conserve(
 
 
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
-    """Returns s (H, X, A): of a row with k tuples, Sigma is 1 on the diagonal, and -s everywhere.
+    """Returns s (H, X, A): for a row with k tuples, Sigma is the identity minus s in every entry.
 
     The unit is a transition count's variance; s = ratio / (1 + k ratio).
     """

@@ -165,8 +165,8 @@ def insert_batch(
 def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
     """Raises LocalError ``unavailable`` if the disk has no room for this and all open batches.
 
-    Space in the file that erased batches have left counts as free. PostgreSQL's disk cannot be
-    seen from here.
+    Space that erased batches left in the file counts as free. PostgreSQL's disk cannot be seen
+    from here.
     """
     if is_shared(connection):
         return
@@ -186,7 +186,7 @@ def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
 
 
 def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
-    """Returns the disk that reports yet to come need. Sums keep a few copies of one vector only."""
+    """Returns the bytes of disk that future reports need; sums need only a few vectors."""
     vectors = SUM_COPIES * report_bytes if word_bits else reports * report_bytes
     return vectors + reports * ROW_BYTES
 

@@ -1,4 +1,4 @@
-"""What the store keeps of a batch whose aggregation is ``sums``: one sum, and the keys of reports.
+"""A batch whose aggregation is ``sums``, in the store: one sum, and the keys of its reports.
 
 No user's vector is stored. The transaction that accepts an upload adds its vectors to the batch's
 sum, so a batch of any size needs memory and disk for a few vectors only, and its hand-over takes no
@@ -41,7 +41,7 @@ def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> No
 
 
 def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Words:
-    """Returns the sum of the batch's reports (C,); raises LocalError if it is not theirs."""
+    """Returns the sum of the batch's reports (C,); raises LocalError if it is damaged."""
     sealed, total = connection.scalar(_SEALED, {"batch": batch.batch_id}), _empty(batch)
     data = b"" if sealed is None else cipher.decrypt(batch.reports, bytes(sealed))
     if len(data) != total.nbytes:
@@ -67,7 +67,7 @@ def add_reports(
 
 
 class UsedKeys:
-    """The keys E of a batch's accepted reports, as far as an upload's reports have them too."""
+    """The keys E of an upload's reports that the batch's accepted reports have already used."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
