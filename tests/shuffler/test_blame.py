@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -115,6 +116,19 @@ def test_a_crash_after_the_end_is_durable_counts_once(api: Api) -> None:
     api.restart()
     first.acknowledge(failed)
     assert first.counts() == [(2, 1), (0, 0), (0, 0), (0, 0)]
+
+
+@both_engines
+def test_two_acknowledgements_at_once_count_once(api: Api) -> None:
+    """Both have found whose messages they name before either is stored."""
+    first, slots = Blame(api), [1, 1]
+    commit = api.core._store.committer.submit
+    named = partial(
+        batch_rows.acknowledge, batch_id=first.batch.batch_id, sha256=first.digest, failed=slots
+    )
+    for _ in range(2):
+        commit(named).result()
+    assert first.counts() == [(0, 0), (2, 1), (0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
