@@ -1,11 +1,14 @@
 """The coordinator's metrics: who may read them and what they say."""
 
 import pytest
+from sqlalchemy import update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
+from riffle.coordinator.batches.counts import FALSE_ALARM
+from riffle.coordinator.store.schema import ledger
 from tests.coordinator.calls import Api
-from tests.coordinator.world import RUN, SMALL, TOKEN
+from tests.coordinator.world import RUN, SMALL, TOKEN, open_store
 from tests.shuffler.test_metrics import sample
 
 
@@ -53,6 +56,18 @@ def test_a_run_shows_in_sums(api: Api) -> None:
     }.items():
         assert sample(text, series) == pytest.approx(expected), series
     assert RUN not in text
+
+
+def test_a_marked_batch_shows_wherever_marks_are_shown(api: Api) -> None:
+    api.finish()
+    store, chances = open_store(api.directory), (FALSE_ALARM * 0.99, FALSE_ALARM)
+    with store._writer.begin() as connection:
+        for index, chance in enumerate(chances):
+            connection.execute(update(ledger).where(ledger.c.index == index).values(chance=chance))
+    store.close()
+    assert [entry["suspicious"] for entry in api.get(f"/{RUN}/ledger")["entries"]] == [True, False]
+    assert api.get(f"/{RUN}/result")["suspicious_batches"] == 1
+    assert sample(scrape(api)[1], "riffle_coordinator_suspicious_batches") == 1
 
 
 def test_seeded_batches_are_told_apart(api: Api) -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.app import create_app, prepare_directory
 from riffle.coordinator.settings import ALONE_SECONDS, PREFIX, Settings
-from tests.coordinator.world import settings
+from tests.coordinator.world import TOKEN, settings
 
 
 def test_every_setting_is_described() -> None:
@@ -68,6 +69,20 @@ def test_off_loopback_an_owner_may_not_hold_a_whole_batch(tmp_path: Path) -> Non
 def test_a_token_is_never_sent_in_clear(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="TLS is mandatory off loopback"):
         settings(tmp_path, shuffler_url="http://shuffler:8401")
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("operator_token_hash_file", "coordinator"),
+        ("metrics_token_hash_file", "coordinator"),
+        ("metrics_token_hash_file", TOKEN),
+    ],
+)
+def test_no_two_callers_have_one_token(tmp_path: Path, name: str, token: str) -> None:
+    (tmp_path / "a_hash").write_text(hash_token(token))
+    with pytest.raises(LocalError, match="of one token"):
+        create_app(settings(tmp_path, **{name: tmp_path / "a_hash"}))
 
 
 def test_a_private_ca_that_cannot_be_used_is_named(tmp_path: Path) -> None:

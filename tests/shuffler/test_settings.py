@@ -92,6 +92,18 @@ def test_preflight_reports_what_would_stop_the_start(
         run(wrong)
 
 
+@pytest.mark.parametrize("token", ["coordinator-token", "operator-token", "another"])
+def test_no_two_callers_have_one_token(tmp_path: Path, token: str) -> None:
+    file = tmp_path / "metrics_hash"
+    file.write_text(hash_token(token))
+    given = settings(tmp_path, metrics_token_hash_file=file)
+    if token == "another":
+        preflight(given)
+        return
+    with pytest.raises(LocalError, match="of one token"):
+        preflight(given)
+
+
 SAFE = {"HOST": "shuffler.example"}
 
 

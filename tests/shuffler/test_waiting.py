@@ -40,6 +40,8 @@ def test_a_budget_is_returned() -> None:
     with hold(budget, 10), pytest.raises(LocalError) as caught, hold(budget, 1):
         pass
     assert (caught.value.slug, caught.value.retry_after) == ("too-many-requests", 1)
+    with pytest.raises(KeyError), hold(budget, 10):
+        raise KeyError
     with hold(budget, 10):
         pass
 

@@ -95,6 +95,7 @@ def test_honest_reports_at_known_values() -> None:
     assert honest_reports(4096, 0.25) == 3072
     assert honest_reports(1, 0.5) == 1
     assert honest_reports(10, 0.1) == 9  # the double 0.1 is a little more than a tenth
+    assert honest_reports(100, 0.29) == 71  # 0.29 * 100 is a double below 29
 
 
 @given(st.integers(1, 10**9), st.integers(0, 999))
