@@ -63,7 +63,7 @@ class BatchEvent:
     def overflow(self) -> float:
         """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`).
 
-        In a batch that is summed: that any counter with at most n users' data exceeds its word.
+        If the batch is summed, eta is for counters that exceed their word, with n users' data.
         """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots

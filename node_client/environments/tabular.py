@@ -65,7 +65,7 @@ class Declared(Protocol):
 
     @property
     def declaration(self) -> Declaration:
-        """The declaration; for the whole population, not for one user."""
+        """The declaration, which holds for the whole population, not for one user."""
 
 
 @dataclass(frozen=True, slots=True)
