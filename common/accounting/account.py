@@ -63,7 +63,8 @@ class BatchEvent:
     def overflow(self) -> float:
         """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`).
 
-        If the batch is summed, eta is for counters that exceed their word, with n users' data.
+        In a summed batch: a bound on the probability that any counter, with n users' data and
+        noise, exceeds its word.
         """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots

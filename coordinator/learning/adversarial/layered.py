@@ -96,8 +96,9 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
     """Unrolls a finite-horizon MDP in time: layer h holds the states that step h can reach.
 
     P (H, X, A, X), start distribution d1 (X,). If d1 has several states, a first layer with a
-    single extra state leads to them by d1 under every action. Returns the layers, their transitions (H', W, A,
-    W), and the states of the last H layers before x_H, each an array (X_h,) of numbers below X.
+    single extra state leads to them by d1 under every action. Returns the layers, their transitions
+    (H', W, A, W), and the states of the last H layers before x_H, each an array (X_h,) of numbers
+    below X.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:
