@@ -77,6 +77,7 @@ def create_app(
                 clock=clock,
                 replica=settings.replica(),
                 test_entry=settings.test_entry,
+                aggregations=settings.aggregations,
                 stall_seconds=settings.stall_seconds,
             )
             app.state.coordinator = coordinator

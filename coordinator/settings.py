@@ -11,10 +11,12 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.configuration import Share, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import MESSAGES
 from riffle.common.server.settings import ServerSettings
 from riffle.coordinator.specs import LearnerName
 from riffle.coordinator.store.records import Replica
@@ -40,6 +42,11 @@ class Settings(ServerSettings):
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
     operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
+    aggregations: tuple[Aggregation, ...] = Field(
+        default=MESSAGES,
+        min_length=1,
+        description="aggregations that runs may ask for, a JSON list of messages, sums",
+    )
     max_owner_share: Share = Field(
         default=0.05,
         description="share of a batch's slots that its descriptor gives one owner's nodes; default "

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.support import MAX_COUNTERS, Support
 from riffle.common.protocol.descriptor import (
@@ -75,6 +75,10 @@ class RunSpec(Document):
     trust: Trust = Field(
         default="shuffle", description="who adds the noise; nodes serve what their owners allow"
     )
+    aggregation: Aggregation = Field(
+        default="messages",
+        description="how counts are sent: messages, or sums where owners and operators allow them",
+    )
     families: Families = "joint"
     calibration: Literal["exact", "paper"] = "exact"
     preset: Literal["practical", "paper"] = "practical"
@@ -112,6 +116,8 @@ class RunSpec(Document):
             raise ValueError(f"{entries} counters exceed {MAX_COUNTERS}; use fewer states")
         if self.trust != "shuffle" and "paper" in (self.calibration, self.preset):
             raise ValueError("the papers' calibration and preset are for trust 'shuffle' only")
+        if self.trust != "shuffle" and self.aggregation == "sums":
+            raise ValueError("aggregation 'sums' is for trust 'shuffle' only")
         if self.start is not None:
             _check_start(self.start, self.states)
         if self.support and set(np.flatnonzero(self.d1)) - set(self.support.start):

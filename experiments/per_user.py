@@ -19,7 +19,7 @@ import numpy as np
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import word
-from riffle.common.mechanism.workflow import count
+from riffle.common.mechanism.workflow import Report, count
 from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.coordinator.batches.analyzer import add_noise
@@ -59,7 +59,7 @@ class Users:
         self._environment = environment
         self._on_users = on_users
 
-    def report(self, batch: PreparedBatch, slot: int) -> Ints:
+    def report(self, batch: PreparedBatch, slot: int) -> Report:
         """Returns the symbols of the report by the user in a given slot of a batch."""
         episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1

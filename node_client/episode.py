@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
+from riffle.common.mechanism.counters import CounterLayout, Episode
 from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.policy import Mixture, Policies
 from riffle.common.mechanism.randomness import (
@@ -31,7 +31,7 @@ from riffle.common.mechanism.randomness import (
     bernoulli,
     word,
 )
-from riffle.common.mechanism.workflow import encode
+from riffle.common.mechanism.workflow import Report, encode
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.tabular import Environment
@@ -50,20 +50,21 @@ class PreparedBatch:
     layout: CounterLayout
     noise: BatchNoise
     padding: Padding
+    word_bits: int | None
 
     @classmethod
     def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
         """Prepares a descriptor."""
-        noise, padding = descriptor.to_noise(), descriptor.padding
-        return cls(descriptor, descriptor.mixture, descriptor.layout, noise, padding)
+        noise, padding, bits = descriptor.to_noise(), descriptor.padding, descriptor.word_bits
+        return cls(descriptor, descriptor.mixture, descriptor.layout, noise, padding, bits)
 
 
 def slot_report(
     batch: PreparedBatch, environment: Environment | None, slot: int, *, test_entry: bool = False
-) -> tuple[Episode | None, Ints]:
-    """Returns a user's episode (None if there is none or it failed) and the report's symbols.
+) -> tuple[Episode | None, Report]:
+    """Returns a user's episode (None if there is none or it failed) and the report, unsealed.
 
-    The symbols have shape (L count,). A report without an episode still carries noise and padding,
+    A report without an episode still carries noise and padding,
     which other users' guarantees need. Raises as `slot_randomness` does.
     """
     descriptor = batch.descriptor
@@ -75,7 +76,8 @@ def slot_report(
     episode = None
     if environment is not None:
         episode = run_episode(environment, policy, reward_range, environment_draw, batch.layout)
-    return episode, encode(batch.layout, batch.noise, batch.padding, episode, noise_draw)
+    layout, noise, padding = batch.layout, batch.noise, batch.padding
+    return episode, encode(layout, noise, padding, episode, noise_draw, batch.word_bits)
 
 
 def slot_randomness(

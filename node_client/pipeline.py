@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.workflow import Report
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.protocol.wire import Lease, UploadReply, frame
@@ -52,7 +52,7 @@ KEPT = 0.7
 
 MOST_DOUBLINGS = 12  # times that the pause doubles while no report is accepted: to about an hour
 
-Seal = Callable[[SealKeys, Ints], Awaitable[bytes]]
+Seal = Callable[[SealKeys, Report], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class _Progress:
     """Progress of a chunk's episodes: their messages, how many failed, whether to stop."""
 
     environment: Environment | None
-    rows: list[Ints | None]
+    rows: list[Report | None]
     failed: int = 0
     halted: bool = False
 
@@ -213,10 +213,9 @@ class Pipeline:
 
         If it was slow, measures once more, because new processes seal their first report slowly.
         """
-        zeros = np.zeros((1, job.keys.messages * job.keys.symbols.count), dtype=np.int64)
         for _ in range(2):
             start = self.monotonic()
-            await self.seal(job.keys, zeros)
+            await self.seal(job.keys, job.keys.zeros())
             self.timing.messages = Rate(self.monotonic() - start, job.keys.messages)
             if not self.timing.is_too_slow(job.keys.messages):
                 return
@@ -226,7 +225,7 @@ class Pipeline:
 
         Users whose leases end too soon are not asked. Returns how many users were asked.
         """
-        step, asked = whole_reports(MOST_CHUNK, job.keys.messages), 0
+        step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
             await self.capacity.acquire()
             chunk = self._in_time(job, leases[start : start + step])
@@ -269,7 +268,7 @@ class Pipeline:
             JOURNAL.note("leases-end-too-soon", logging.WARNING, batch_id=job.batch_id)
         return chosen
 
-    async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Ints, int]:
+    async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
         The other reports carry noise only. They are few, because a chunk's episodes are expected to
@@ -316,7 +315,12 @@ class Pipeline:
         return episodes
 
     async def _deliver(
-        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints, in_time: int
+        self,
+        job: Job,
+        credential: Credential,
+        chunk: Sequence[Lease],
+        messages: Report,
+        in_time: int,
     ) -> None:
         """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
         start, accepted = self.monotonic(), 0
@@ -339,7 +343,7 @@ class Pipeline:
             JOURNAL.note("uploaded", level, batch_id=job.batch_id, reports=count, accepted=accepted)
 
     async def _seal_and_upload(
-        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Ints
+        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Report
     ) -> UploadReply:
         """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
 

@@ -211,7 +211,7 @@ class Runner:
         most = min(self.users_a_request, await self._most_users(job))
         if most == 0:
             return 0
-        count = request_size(free, len(self.nodes), job.keys.messages, most)
+        count = request_size(free, len(self.nodes), job.keys.size, most)
         name, invent = node.credential.node_id, not node.quota_reached
         users = await asyncio.to_thread(self.pipeline.users.next_users, name, count, invent=invent)
         if not users:
@@ -339,7 +339,7 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
-    """Returns how many users to name in one lease request; L = ``messages``.
+    """Returns how many users to name in one lease request; a report takes the room of ``messages``.
 
     This is the node's fair share of the free slots, rounded to a chunk (see `sealing`), but not
     above ``free`` or ``users_a_request``.

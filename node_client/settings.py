@@ -12,13 +12,13 @@ from typing import ClassVar, Self, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.process.configuration import RoleSettings, Share, check_shares, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import read_pins
+from riffle.common.protocol.verification import MESSAGES, read_pins
 from riffle.common.protocol.wire import MAX_USERS_A_LEASE
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
 from riffle.node_client.environments.tabular import Environment
@@ -91,6 +91,12 @@ class Settings(RoleSettings):
         min_length=1,
         description="trust models that the owner allows, a JSON list of shuffle, local, central",
     )
+    aggregations: tuple[Aggregation, ...] = Field(
+        default=MESSAGES,
+        min_length=1,
+        description="aggregations that the owner allows, a JSON list of messages, sums; for sums, "
+        "every node of a batch must run its owner's own software",
+    )
     max_batch_seconds: int = Field(
         default=31 * 86_400,
         ge=1,
@@ -155,6 +161,7 @@ class Settings(RoleSettings):
             reward_range=environment.reward_range,
             declaration=declaration_of(environment),
             trust_models=self.trust_models,
+            aggregations=self.aggregations,
             max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),
             max_seconds=self.max_batch_seconds,

@@ -8,7 +8,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - its batch id is the requested one, and is the one that run and deployment give;
 - it names this node's shuffler;
 - it has not expired, and will not stay open for longer than the owner allows;
-- the owner allows its trust model (no guarantee makes up for a model that is not allowed);
+- the owner allows its trust model and aggregation (no guarantee makes up for one that is not
+  allowed);
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
 - its declared support leaves out no transition that this node's environment declares possible, and
@@ -35,7 +36,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.parameters import Guarantee, Trust
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.mechanism.support import possible_cells
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
@@ -47,7 +48,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import check_guarantee, check_trust
+from riffle.common.protocol.verification import MESSAGES, check_guarantee, check_trust
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -66,6 +67,7 @@ class Demands:
     reward_range: tuple[float, float]
     declaration: Declaration = field(default_factory=Declaration)
     trust_models: tuple[Trust, ...] = ("shuffle",)
+    aggregations: tuple[Aggregation, ...] = MESSAGES
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
     max_seconds: int = 31 * 86_400
@@ -96,7 +98,7 @@ def accept(
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now, demands.max_seconds)
-    check_trust(descriptor, demands.trust_models)
+    check_trust(descriptor, demands.trust_models, demands.aggregations)
     _check_content(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")

@@ -97,11 +97,12 @@ UNIT, LARGEST_SCALE = 2**16, 2**20
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Generic[N_co]):
-    """The noise and padding of a batch, and the guarantee that they give."""
+    """The noise and padding of a batch, the guarantee that they give, and w of `sums`."""
 
     noise: N_co
     padding: Padding
     account: Account
+    word_bits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def calibrate(
             f"the noise gives epsilon={result.epsilon_upper:.9g} at beta={beta:g}, "
             f"not the requested {epsilon:.9g}; please report these arguments as a bug"
         )
-    return Calibration(noise, padding, result)
+    return Calibration(noise, padding, result, bits)
 
 
 def _word_bits(n: int, noise: Noise) -> int:

@@ -42,6 +42,7 @@ from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import Randomness
 from riffle.common.mechanism.shuffle_model import debias, permutation
 
+Report = npt.NDArray[np.integer[Any]]
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Octets = bytes | bytearray | memoryview
 
@@ -88,7 +89,7 @@ def encode(
     return vector.astype(_words(bits))
 
 
-def mask(vector: Words, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
+def mask(vector: Report, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
     """The user's part, second step: returns the report, E and the masked vector.
 
     ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch.
@@ -165,7 +166,7 @@ def run(
     return debias((masked - add_masks(private_key, info, permuted, C, bits)).astype(int), n, noise)
 
 
-def _mask(private: X25519PrivateKey, other: bytes, info: bytes, own: bytes, like: Words) -> Words:
+def _mask(private: X25519PrivateKey, other: bytes, info: bytes, own: bytes, like: Report) -> Report:
     """Returns the mask of the report whose key E is ``own``, shaped like ``like``."""
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(other))

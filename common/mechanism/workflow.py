@@ -7,18 +7,24 @@
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
 
-Descriptor, leases, seals, permutation, counts and ledger are the same in all three.
+Descriptor, leases, seals, permutation, counts and ledger are the same in all three. Under trust
+``shuffle`` a report may also be one masked vector (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.mechanism import central_model, local_model, shuffle_model
+from riffle.common.mechanism import central_model, local_model, shuffle_model, sums
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
 from riffle.common.mechanism.parameters import BatchNoise, Flips, Noise, Padding, Trust
 from riffle.common.mechanism.randomness import Randomness
+
+Report = npt.NDArray[np.integer[Any]]
+"""A report before it is sealed: the symbols (L * count,) of its messages or, of `sums`, a vector
+(C,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +61,12 @@ def encode(
     padding: Padding,
     episode: Episode | None,
     randomness: Randomness,
-) -> Ints:
-    """The user's part: returns the symbols (L * count,) of one report, message by message."""
+    word_bits: int | None = None,
+) -> Report:
+    """The user's part: returns one report. ``word_bits`` is w if the batch is summed."""
     match noise:
+        case Noise() if word_bits:
+            return sums.encode(layout, noise, word_bits, episode, randomness)
         case Noise():
             return shuffle_model.encode(layout, noise, padding, episode, randomness)
         case Flips():

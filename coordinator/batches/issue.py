@@ -73,7 +73,8 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
     try:
         if spec.trust != "shuffle":
             return _calibrated_to_one_message(spec, layout, n)
-        return calibrate(layout, n, spec.budget, spec.calibration, spec.max_messages)
+        kind, most = spec.calibration, spec.max_messages
+        return calibrate(layout, n, spec.budget, kind, most, spec.aggregation)
     except CalibrationError as error:
         scope = "all layers" if layer is None else f"layer {layer}"
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
@@ -151,6 +152,8 @@ class Issuer:
                 shuffler_id=self.shuffler_id,
                 deployment=index,
                 trust=spec.trust,
+                aggregation=spec.aggregation,
+                word_bits=calibration.word_bits,
                 environment=spec.environment,
                 n=deployment.n,
                 expires_at=int(self.clock()) + spec.batch_seconds,

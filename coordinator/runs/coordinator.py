@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.coordinator.batches.issue import Issue, Issuer, same_deployment
@@ -145,6 +146,7 @@ class Coordinator:
     clock: Callable[[], float]
     replica: Replica
     test_entry: bool
+    aggregations: tuple[Aggregation, ...]
     stall_seconds: float = 15.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
     _restarts: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -183,11 +185,15 @@ class Coordinator:
     async def create(self, spec: RunSpec) -> str:
         """Creates a run with its first deployment and starts driving it; returns its id.
 
-        Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``batch-too-small`` (naming the
-        smallest n), or ``wrong-state`` if the id has another spec.
+        Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``trust-refused`` (for its
+        aggregation), ``batch-too-small`` (naming the smallest n), or ``wrong-state`` if the id has
+        another spec.
         """
         if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
+        if spec.aggregation not in self.aggregations:
+            detail = f"this coordinator takes no run with aggregation {spec.aggregation!r}"
+            raise RemoteError("trust-refused", f"{detail}; see its setting AGGREGATIONS")
         run_id = spec.run_id or secrets.token_hex(16)
         learner, first = await in_thread(self._issue_first, run_id, spec)
         now, holder, until = self.clock(), self.replica.name, self.drivers.until

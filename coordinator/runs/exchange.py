@@ -153,8 +153,7 @@ class BatchExchange:
             log("not-acknowledged", row, logging.WARNING, problem=error.slug, detail=error.detail)
 
     async def _fetch(self, row: DeploymentRecord, context: Context) -> Messages:
-        descriptor = context.descriptor
-        size = descriptor.n * descriptor.padding.messages * descriptor.message_bytes
+        size = context.descriptor.release_bytes
         try:
             try:
                 self.analyzer.check_key(context)

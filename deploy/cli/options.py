@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 
 if TYPE_CHECKING:
     from riffle.deploy.presets import Preset
@@ -55,7 +55,7 @@ def _environment_names() -> list[str]:
 
 SPEC_FIELDS = (
     *("episodes", "epsilon", "beta", "dishonest_fraction"),
-    *("trust", "families", "batch_seconds", "reissues"),
+    *("trust", "aggregation", "families", "batch_seconds", "reissues"),
 )
 """The fields of a run's spec that options of the same names change."""
 
@@ -95,6 +95,10 @@ class RunOptions:
     ] = None
     trust: Annotated[
         Trust | None, typer.Option(help="who adds the noise: all users, each user, coordinator")
+    ] = None
+    aggregation: Annotated[
+        Aggregation | None,
+        typer.Option(help="how counts are sent: sealed messages, or one masked sum"),
     ] = None
     families: Annotated[Families | None, typer.Option(help="what is counted")] = None
     constants: Annotated[

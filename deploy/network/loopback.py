@@ -19,7 +19,7 @@ from typing import Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import replace_file
 from riffle.deploy.network import processes, secrets
@@ -60,6 +60,7 @@ class LoopbackConfig:
     max_beta: float = 1e-5
     min_dishonest_fraction: float = 0.0
     trust_models: tuple[Trust, ...] = ("shuffle",)
+    aggregations: tuple[Aggregation, ...] = ("messages",)
     shuffler_port: int = 0
     coordinator_port: int = 0
     workers: int = 2
@@ -89,6 +90,7 @@ class LoopbackConfig:
             max_beta=chosen.spec.beta,
             min_dishonest_fraction=chosen.spec.dishonest_fraction,
             trust_models=trust_models,
+            aggregations=(chosen.spec.aggregation,),
             workers=workers,
             test_entry=chosen.spec.test_seed is not None,
             learners=chosen.learners,
@@ -296,6 +298,7 @@ class LoopbackNetwork:
             "SHUFFLER_TOKEN_FILE": files / "shuffler_token",
             "WORKERS": self.config.workers,
             "TEST_ENTRY": self.config.test_entry,
+            "AGGREGATIONS": json.dumps(self.config.aggregations),
             "LEARNERS": json.dumps(self.config.learners),
         }
 
@@ -321,6 +324,7 @@ class LoopbackNetwork:
             "MAX_BETA": self.config.max_beta,
             "MIN_DISHONEST_FRACTION": self.config.min_dishonest_fraction,
             "TRUST_MODELS": json.dumps(self.config.trust_models),
+            "AGGREGATIONS": json.dumps(self.config.aggregations),
             "TEST_ENTRY": self.config.test_entry,
         }
 

@@ -343,6 +343,7 @@ class Parts:
             metrics=CoordinatorMetrics(),
             clock=self.clock,
             replica=Replica(name, lease_seconds),
+            aggregations=("messages", "sums"),
             test_entry=True,
         )
 
