@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from riffle.common.mechanism.parameters import Trust
+from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import run_to_end
 from riffle.deploy.operator import Answer, Operator
 from riffle.deploy.output import progress
@@ -18,6 +19,7 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "local": ("sealed", "one randomised report", "nobody"),
     "central": ("sealed", "the episode itself", "coordinator"),
 }
+SUMS = ("masked", "one noisy sum of all", "shuffler, others' noise and software")
 """What shuffler and coordinator see of an episode, and who is trusted (paper 000, Fig. 2)."""
 
 
@@ -31,23 +33,31 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
         progress.print(f"trust {trust}")
         (folder / trust).mkdir(parents=True, exist_ok=True)
         name = f"{preset.spec.name}-{trust}"
-        spec = preset.spec.model_copy(update={"trust": trust, "name": name, "run_id": None})
+        spec = with_trust(preset.spec, trust).model_copy(update={"name": name, "run_id": None})
         chosen = replace(preset, spec=spec)
         summary = run_to_end(operator, chosen, folder / trust, time.monotonic())
-        rows.append(_comparison(summary, operator.deployments(summary["run_id"]), trust))
+        rows.append(_comparison(summary, operator.deployments(summary["run_id"]), spec))
     return rows
 
 
+def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
+    """Returns the spec under another trust model. Only ``shuffle`` has sums."""
+    aggregation = spec.aggregation if trust == "shuffle" else "messages"
+    return spec.model_copy(update={"trust": trust, "aggregation": aggregation})
+
+
 def _comparison(
-    summary: Mapping[str, Any], deployments: Sequence[Answer], trust: Trust
+    summary: Mapping[str, Any], deployments: Sequence[Answer], spec: RunSpec
 ) -> dict[str, Any]:
     """Returns a run's cost and result; messages and bytes are means over all reports.
 
     ``noise`` is the standard deviation of the noise on one counter of the last batch.
     """
     reports = sum(d["n"] for d in deployments)
+    views = SUMS if spec.aggregation == "sums" else VIEWS[spec.trust]
     return {
-        "trust": trust,
+        "trust": spec.trust,
+        "aggregation": spec.aggregation,
         "value_share": summary["policy_value_share"],
         "regret": summary["regret"],
         "epsilon": summary["epsilon"],
@@ -56,5 +66,5 @@ def _comparison(
         "messages_a_report": sum(d["n"] * d["messages"] for d in deployments) / reports,
         "bytes_a_report": sum(d["n"] * d["report_bytes"] for d in deployments) / reports,
         "seconds": summary["wall_seconds"],
-        **dict(zip(("shuffler_sees", "coordinator_sees", "trusted"), VIEWS[trust], strict=True)),
+        **dict(zip(("shuffler_sees", "coordinator_sees", "trusted"), views, strict=True)),
     }

@@ -9,12 +9,13 @@ within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``paper`` has the p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
 from riffle.common.protocol.descriptor import first_fault
 from riffle.coordinator.learners.registry import choose
@@ -68,6 +69,11 @@ def preset(name: str) -> Preset:
     if name not in PRESETS:
         raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
     return PRESETS[name]
+
+
+def with_aggregation(chosen: Preset, aggregation: Aggregation) -> Preset:
+    """Returns the preset with its counts sent in another way."""
+    return replace(chosen, spec=chosen.spec.model_copy(update={"aggregation": aggregation}))
 
 
 def customize(

@@ -110,6 +110,7 @@ def summary(finished: FinishedRun, mdp: TabularMDP | None, wall_seconds: float) 
         "state": result["state"],
         "environment": finished.run["spec"]["environment"],
         "trust": finished.run["spec"]["trust"],
+        "aggregation": finished.run["spec"]["aggregation"],
         "epsilon": result["epsilon"],
         "beta": result["beta"],
         "episodes": result["episodes_executed"],

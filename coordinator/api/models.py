@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.protocol.descriptor import NoiseKind
 from riffle.common.protocol.wire import Conservation
 from riffle.coordinator.batches.counts import ValueEstimate
@@ -93,6 +93,7 @@ class Deployment(Answer):
     mixture: Mixture
     batch_id: str
     trust: Trust
+    aggregation: Aggregation
     expires_at: int
     messages: int = Field(description="L, messages of one report")
     report_bytes: int = Field(description="bytes of one report, as uploaded")
@@ -133,14 +134,16 @@ class Counts(Answer):
 
 
 class Spend(Answer):
-    """The spend of a batch. ``used`` is false if more reports were dishonest than promised.
+    """The spend of a batch.
 
-    Counts that are used are tested for lies (`coordinator.batches.counts`).
+    ``used`` is false if more reports were dishonest than promised, or if the counts of a sum are
+    suspicious. Counts that are used are tested for lies (`coordinator.batches.counts`).
     """
 
     deployment: int
     batch_id: str
     trust: Trust = Field(description="trust model, see privacy.md")
+    aggregation: Aggregation = Field(description="messages or sums, see privacy.md")
     n: int
     epsilon_lower: float
     epsilon_upper: float

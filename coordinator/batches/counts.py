@@ -21,6 +21,7 @@ deviate from them a little; lies make them deviate more. `check` computes the de
 - total: all transitions of a batch sum to n times its steps. Reports without data lower this sum;
 - start: visits at step 0 are n draws from the declared start;
 - visits: if they are counted separately, they equal the transitions' sums over x';
+- negative: no transition is counted fewer than zero times;
 - rewards: 0 <= R(x, a) <= N(x, a).
 
 Bernstein's inequality bounds the probability of each deviation r, of variance V with terms of size
@@ -136,6 +137,7 @@ def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
     part, share_of = np.abs(imbalance(c, n, possible)).max(axis=2), share.max(axis=2)
     yield "flow", part, largest * share_of, term * np.sqrt(share_of * share.max())
     yield "total", np.array([c.sum() - len(c) * n]), v.sum(), term
+    yield "negative", np.minimum(c, 0), v, term
     if layout.layer in (None, 0):
         drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
         yield "start", drawn, v[0].sum(axis=(1, 2)) + variance, max(term, 1.0)

@@ -99,7 +99,7 @@ export class Head {
 function about({ id, spec, created_at, ended_at }) {
   const sizes = `${spec.states} states, ${spec.actions} actions, ${spec.horizon} steps`;
   const times = ended_at ? `${when(created_at)} to ${when(ended_at)}` : `since ${when(created_at)}`;
-  return `${spec.environment} (${sizes}) \u00b7 ${spec.learner} \u00b7 trust model ${spec.trust} \u00b7 ${times} \u00b7 ${id}`;
+  return `${spec.environment} (${sizes}) \u00b7 ${spec.learner} \u00b7 trust model ${spec.trust} \u00b7 ${spec.aggregation} \u00b7 ${times} \u00b7 ${id}`;
 }
 
 /** The size of the active set; a set that is not enumerated has none. */

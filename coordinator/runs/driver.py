@@ -247,6 +247,7 @@ class Driver:
             spend = await in_thread(ledger.spent, context.descriptor, opened.failed)
             settlement = Settlement(row.index, spend, opened, timings)
             settlement = await in_thread(self.learner.complete, run, row, settlement)
+            spend = settlement.spend
         with timed(self._storing, "storing"):
             await self._commit(self.store.settle, self.lease, settlement, self.clock())
         event = "counted" if spend.within_promise else "rejected"

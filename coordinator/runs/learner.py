@@ -40,8 +40,9 @@ class RunLearner:
 
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
         are not used and the deployment is issued again. Other counts are checked for lies. The
-        learner sees suspicious counts too: otherwise one liar could stop every run and use up its
-        users. The batch is marked, and the operator decides.
+        learner sees suspicious counts of messages too: otherwise one liar could stop every run and
+        use up its users. The batch is marked, and the operator decides. Suspicious sums are not
+        used, because one dishonest report can set every counter to any value.
         """
         if run.state != "running":
             return settlement
@@ -52,7 +53,12 @@ class RunLearner:
             )
             return replace(settlement, next=self.reissue(run, row, reason))
         counts = private_counts(row.descriptor, settlement.opened.histogram)
-        settlement = replace(settlement, check=check(counts, run.spec.d1))
+        found = check(counts, run.spec.d1)
+        settlement = replace(settlement, check=found)
+        if found.suspicious and row.descriptor.aggregation == "sums":
+            reason = f"was rejected: its counts fail the test {found.test!r}, as lies make them"
+            unused = replace(settlement.spend, within_promise=False)
+            return replace(settlement, spend=unused, next=self.reissue(run, row, reason))
         learner = self._current(run)
         stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
         summary = learner.summary()

@@ -8,7 +8,9 @@ import typer
 
 from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Noise, Padding
+from riffle.common.mechanism.sums import report_bytes, word_bits
+from riffle.common.protocol.hpke import OVERHEAD
 from riffle.deploy.output import Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
@@ -33,6 +35,7 @@ def account_command(
     p: Annotated[
         str | None, typer.Option(help="probability that such a bit is 1, for instance 1/256")
     ] = None,
+    aggregation: Annotated[Aggregation, typer.Option(help="how counts are sent")] = "messages",
     noise_slots: Annotated[
         int | None, typer.Option(help="with --bits: slots for noise in a report")
     ] = None,
@@ -54,22 +57,29 @@ def account_command(
     if bits is not None and p is not None:
         noise = Noise(bits, *dyadic(p))
         slots = noise_slots if noise_slots is not None else bits * layout.counters
-        padding = Padding(layout.data_slots, slots)
-        event = BatchEvent(noise, padding, episodes, dishonest, layout.cells, layout.counters)
-        document = describe(layout, noise, account(event, beta))
+        summed = aggregation == "sums"
+        padding = Padding(1, 0) if summed else Padding(layout.data_slots, slots)
+        words = word_bits(episodes, noise) if summed else None
+        cells, counters = layout.cells, layout.counters
+        event = BatchEvent(noise, padding, episodes, dishonest, cells, counters, words)
+        document = describe(layout, noise, account(event, beta), words)
     else:
         required = Guarantee(epsilon, beta, dishonest)
-        document = calibrated(layout, episodes, required, calibration)
+        document = calibrated(layout, episodes, required, calibration, aggregation)
     rows = list(document.items())
     emit(document, output, lambda: table(("quantity", "value"), rows))
 
 
 def calibrated(
-    layout: CounterLayout, n: int, required: Guarantee, calibration: CalibrationName
+    layout: CounterLayout,
+    n: int,
+    required: Guarantee,
+    calibration: CalibrationName,
+    aggregation: Aggregation,
 ) -> dict[str, Any]:
     """Returns a calibration with its ratios to the papers' noise and to the Gaussian mechanism."""
-    chosen = calibrate(layout, n, required, calibration)
-    document = describe(layout, chosen.noise, chosen.account)
+    chosen = calibrate(layout, n, required, calibration, aggregation=aggregation)
+    document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
     gaussian = gaussian_variance(required.epsilon, required.beta, layout.cells)
     document["variance_over_gaussian"] = chosen.account.variance / gaussian
     if calibration == "exact":
@@ -79,9 +89,16 @@ def calibrated(
     return document
 
 
-def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, Any]:
-    """Returns a batch's noise and guarantee under the keys that the command prints."""
+def describe(
+    layout: CounterLayout, noise: Noise, result: Account, words: int | None
+) -> dict[str, Any]:
+    """Returns a batch's noise and guarantee under the keys that the command prints.
+
+    ``words`` is w of `sums`, None for messages.
+    """
+    message = report_bytes(layout.counters, words) if words else OVERHEAD + layout.width
     return {
+        "aggregation": "sums" if words else "messages",
         "episodes": result.n,
         "honest_reports": result.honest_reports,
         "counters": layout.counters,
@@ -92,6 +109,7 @@ def describe(layout: CounterLayout, noise: Noise, result: Account) -> dict[str, 
         "expected_ones": result.expected_ones,
         "expected_ones_per_report": result.expected_ones_per_report,
         "padded_messages": result.messages,
+        "report_bytes": result.messages * message + OVERHEAD,
         "variance": result.variance,
         "epsilon_lower": result.epsilon_lower,
         "epsilon_upper": result.epsilon_upper,

@@ -2,12 +2,14 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from riffle.common.mechanism.counters import Families
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.output import (
     Exit,
@@ -99,6 +101,7 @@ def audit_command(
     encoding: Annotated[
         Encoding, typer.Option(help="Riffle's encoding, or one of two that do not protect")
     ] = "riffle",
+    aggregation: Annotated[Aggregation, typer.Option(help="how counts are sent")] = "messages",
     families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
     sealed: Annotated[int, typer.Option(help="batches a population with real seals")] = 250,
     users: Annotated[int, typer.Option(help="users whose traffic is watched")] = 600,
@@ -112,7 +115,8 @@ def audit_command(
     The code runs on two neighbouring populations. Bounds hold with 99 % confidence. Exit code 1 if
     the claim is violated.
     """
-    setting = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
+    claim = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
+    setting = replace(claim, aggregation=aggregation)
     effort = Effort(TRIALS[encoding] if trials is None else trials, sealed, users)
     progress.print(f"attacking {encoding}, {effort.trials} batches a side")
     with steps("batches", effort.batches(encoding)) as shown:

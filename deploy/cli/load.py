@@ -8,9 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.deploy.cli.options import Force, Out, is_given
 from riffle.deploy.cli.up import results
-from riffle.deploy.load.benchmark import disturbance, missed_bars, run_benchmark
+from riffle.deploy.load.benchmark import (
+    disturbance,
+    missed_bars,
+    run_benchmark,
+    run_sums_benchmark,
+)
 from riffle.deploy.load.generator import Arrivals
 from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, loopback_target, run
 from riffle.deploy.load.summary import write_summary
@@ -26,7 +32,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
-from riffle.deploy.presets import preset
+from riffle.deploy.presets import customize, preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 OF_A_NETWORK_THAT_IS_UP = ("shuffler_url", "coordinator_url")
@@ -42,6 +48,7 @@ def load_command(
     processes: Annotated[int, typer.Option(min=1, max=256, help="processes of the generator")] = 1,
     arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
     batch: Annotated[int | None, typer.Option(min=2, help=BATCH)] = None,
+    aggregation: Annotated[Aggregation, typer.Option(help="how counts are sent")] = "messages",
     network: Annotated[
         Path | None, typer.Option(help="secrets of a network that is up; default: a new one")
     ] = None,
@@ -81,6 +88,7 @@ def load_command(
         generator_cores=cores(generator_cores),
         service_cores=cores(service_cores),
         seed=seed,
+        aggregation=aggregation,
     )
     with ExitStack() as stack:
         stack.enter_context(interrupt_on_termination())
@@ -148,6 +156,12 @@ def wire_command(
             help="least number n L of messages in the batch; at least 96,600",
         ),
     ] = 100_000,
+    aggregation: Annotated[
+        Aggregation, typer.Option(help="sums: compare a report as a sum with one as messages")
+    ] = "messages",
+    episodes: Annotated[int, typer.Option(min=300, help="with sums: n, reports of a batch")] = 4096,
+    states: Annotated[int, typer.Option(min=2, help="with sums: X of RiverSwim")] = 4,
+    horizon: Annotated[int, typer.Option(min=1, help="with sums: H of RiverSwim")] = 6,
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes for cryptography; default: one a core")
     ] = None,
@@ -155,11 +169,20 @@ def wire_command(
 ) -> None:
     """Measure messages per second through live services, and the primitive's own rate.
 
-    Exit code 1 if the share of the primitive's rate, or the servers' cost, misses its target.
+    With sums: measure how much less processor time a report takes as a sum than as messages.
+
+    Exit code 1 if the share of the primitive's rate, the servers' cost or the speedup misses its
+    target.
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
-        document = run_benchmark(messages, Path(folder), cores, preset("paper"))
+        if aggregation == "sums":
+            sizes = {"states": states, "horizon": horizon}
+            paper = preset("paper")
+            chosen = customize(paper, "sdp-pe", parameters=sizes, constants={}, changes={})
+            document = run_sums_benchmark(messages, episodes, Path(folder), cores, chosen)
+        else:
+            document = run_benchmark(messages, Path(folder), cores, preset("paper"))
     emit(document, output, lambda: table(("quantity", "value"), list(dotted_rows(document))))
     for limit in missed_bars(document):
         progress.print(f"missed: {limit}", highlight=False)

@@ -23,7 +23,7 @@ from riffle.deploy.cli.options import (
     Workers,
     expand_options,
 )
-from riffle.deploy.comparison import TRUST_MODELS, compare
+from riffle.deploy.comparison import TRUST_MODELS, compare, with_trust
 from riffle.deploy.follow import run_to_end, stop_unfinished
 from riffle.deploy.load.benchmark import Split
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
@@ -120,7 +120,7 @@ def compare_command(
     """
     chosen = options.apply()
     for trust in TRUST_MODELS:
-        _refuse_unsupported(chosen, chosen.spec.model_copy(update={"trust": trust}))
+        _refuse_unsupported(chosen, with_trust(chosen.spec, trust))
     config = LoopbackConfig.of(chosen, out, nodes, workers, TRUST_MODELS)
     with (
         results(out, force=force, names=COMPARISON_FILES) as lock,

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_unfinished
 from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nodes
@@ -22,7 +23,7 @@ from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import bar, line, progress
-from riffle.deploy.presets import preset
+from riffle.deploy.presets import preset, with_aggregation
 from riffle.node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
@@ -48,6 +49,7 @@ class LoadConfig:
     generator_cores: frozenset[int] = frozenset()
     service_cores: frozenset[int] = frozenset()
     seed: int = 0
+    aggregation: Aggregation = "messages"
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= self.nodes:
@@ -57,7 +59,7 @@ class LoadConfig:
 
     def summary(self) -> dict[str, Any]:
         """Returns the parameters in the form of summary.json."""
-        names = ("nodes", "rate", "seconds", "processes", "arrivals", "seed")
+        names = ("nodes", "rate", "seconds", "processes", "arrivals", "seed", "aggregation")
         return {name: getattr(self, name) for name in names} | {
             "reports_a_batch": self.reports_a_batch,
             "openers": self.workers,
@@ -92,7 +94,8 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
 
     Stops runs that an earlier, killed load test left there. ``lock`` is the folder's lock.
     """
-    loopback = LoopbackConfig.of(preset("paper"), config.folder, 0, config.workers)
+    chosen = with_aggregation(preset("paper"), config.aggregation)
+    loopback = LoopbackConfig.of(chosen, config.folder, 0, config.workers)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, config.service_cores or mine)  # child processes inherit it
     with ExitStack() as stack:
@@ -147,7 +150,8 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     does not answer or a process of the generator does not start, and RemoteError if the target
     refuses its operator.
     """
-    spec, screen = manual_spec(preset("paper").spec), LiveScreen()
+    chosen, screen = with_aggregation(preset("paper"), config.aggregation), LiveScreen()
+    spec = manual_spec(chosen.spec)
     live = Live(
         get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
     )
@@ -188,6 +192,7 @@ def assign(
         max_epsilon=spec.epsilon,
         max_beta=spec.beta,
         min_dishonest_fraction=spec.dishonest_fraction,
+        aggregations=(spec.aggregation,),
     )
     rng = np.random.default_rng(config.seed)
     times = schedule(config.arrivals, config.rate, config.seconds, rng)

@@ -90,7 +90,7 @@ class LoopbackConfig:
             max_beta=chosen.spec.beta,
             min_dishonest_fraction=chosen.spec.dishonest_fraction,
             trust_models=trust_models,
-            aggregations=(chosen.spec.aggregation,),
+            aggregations=("messages", chosen.spec.aggregation),
             workers=workers,
             test_entry=chosen.spec.test_seed is not None,
             learners=chosen.learners,

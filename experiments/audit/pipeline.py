@@ -22,8 +22,10 @@ from unittest.mock import patch
 
 import numpy as np
 
+from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import SeededRandomness
+from riffle.common.mechanism.workflow import Report
 from riffle.common.protocol import hpke
 from riffle.common.protocol.hpke import open_each, open_histogram
 from riffle.common.protocol.wire import frame, split_frames
@@ -31,7 +33,7 @@ from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.experiments.audit.world import World
 from riffle.node_client.episode import slot_report
-from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.sealing import mask_reports, pack, seal_reports
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store.vault import KEY_BYTES
 
@@ -40,7 +42,7 @@ from riffle.shuffler.store.vault import KEY_BYTES
 class Views:
     """The analyzer's views: counts (trials, C); ``head`` counts only the first data_slots messages.
 
-    If the shuffle did not move the first report, ``head`` would show its data.
+    If the shuffle did not move the first report, ``head`` would show its data. Sums have no head.
     """
 
     counts: Ints
@@ -78,13 +80,14 @@ def _views(
     counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)
     for i in range(trials):
         released = release(world, reports(world, start + i, first=first), start + i)
-        counts[i], head[i] = count(released), _count(world, released[:head_bytes])
+        counts[i] = count(released)
+        head[i] = 0 if world.batch.word_bits else _count(world, released[:head_bytes])
         world.on_trial()
     return Views(counts, head)
 
 
-def reports(world: World, number: int, *, first: bool) -> Ints:
-    """Returns the messages (n, L) that the users of one batch send."""
+def reports(world: World, number: int, *, first: bool) -> Report:
+    """Returns the reports of one batch, unsealed: messages (n, L) or vectors (n, C)."""
     n, seeded = world.setting.n, world.setting.seed is not None
     rows = [
         slot_report(
@@ -95,10 +98,13 @@ def reports(world: World, number: int, *, first: bool) -> Ints:
     return np.stack(rows)
 
 
-def release(world: World, messages: Ints, number: int) -> bytes:
+def release(world: World, messages: Report, number: int) -> bytes:
     """Seals, frames and shuffles messages; returns the bytes that the analyzer receives."""
     descriptor, size = world.context.descriptor, world.context.descriptor.report_bytes
-    sealed = seal_reports(world.seal_keys, pack(messages))
+    if bits := descriptor.word_bits:
+        sealed = mask_reports(world.seal_keys, messages)
+    else:
+        sealed = seal_reports(world.seal_keys, pack(messages))
     body = b"".join(
         frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
         for user in range(descriptor.n)
@@ -108,20 +114,26 @@ def release(world: World, messages: Ints, number: int) -> bytes:
     seed, key = world.setting.seed, os.urandom(KEY_BYTES)
     if seed is not None:
         key = SeededRandomness.keyed(seed, "permutation", number).read(KEY_BYTES)
+    total = sums.empty_sum(descriptor.layout.counters, bits or 16)
+    parts = (sums.add(total, report or b"") if bits else report or b"" for report in opened)
     released = permute_messages(
-        (([slot], report or b"") for slot, report in enumerate(opened)),
+        (([slot], part) for slot, part in enumerate(parts)),
         key,
         n=descriptor.n,
         L=descriptor.padding.messages,
-        message_bytes=descriptor.message_bytes,
+        message_bytes=sums.KEY_BYTES if bits else descriptor.message_bytes,
     )
-    return released.tobytes()
+    return (total.tobytes() if bits else b"") + released.tobytes()
 
 
 def _count(world: World, messages: bytes) -> Ints:
-    layout = world.batch.layout
+    layout, private = world.batch.layout, world.analyzer.private
+    if bits := world.batch.word_bits:
+        total, keys = sums.split_release(messages, layout.counters, bits)
+        info, C = world.context.mask_info, layout.counters
+        return (total - sums.add_masks(private, info, keys, C, bits)).astype(np.int64)
     histogram, failed = open_histogram(
-        world.analyzer.private,
+        private,
         world.context.message_info,
         messages,
         layout.width,

@@ -69,9 +69,12 @@ def run(
 ) -> dict[str, Any]:
     """Attacks an encoding; returns the document that the command prints.
 
-    ``violated`` is the verdict. ``on_trial`` is called after every batch.
+    ``violated`` is the verdict. ``on_trial`` is called after every batch. Raises ValueError if the
+    encoding has no such aggregation.
     """
     started = time.monotonic()
+    if encoding != "riffle" and setting.aggregation == "sums":
+        raise ValueError(f"aggregation 'sums' is for the encoding 'riffle', not {encoding!r}")
     if encoding == "riffle":
         document = _riffle(setting, effort, on_trial)
     elif encoding == "one-envelope":
@@ -80,7 +83,7 @@ def run(
         document = _headline([broken.attack_envelopes(world, effort.trials, ERROR)]) | _batch(world)
     else:
         document = _headline(broken.attack_sums(setting, effort.trials, ERROR))
-    document = {"encoding": encoding} | document
+    document = {"encoding": encoding, "aggregation": setting.aggregation} | document
     document["verdict"] = "violated" if document["violated"] else "not refuted"
     randomness = "the system's" if setting.seed is None else f"seeded ({setting.seed}), for tests"
     return document | {"randomness": randomness, "seconds": time.monotonic() - started}
@@ -95,7 +98,7 @@ def _riffle(setting: Setting, effort: Effort, on_trial: Callable[[], None]) -> d
         agrees = p_value >= AGREEMENT_LEVEL
         document |= {"sealed_trials": 2 * effort.sealed, "sealed_agreement_p_value": p_value}
         document["violated"] |= not agrees
-    if effort.users:
+    if effort.users and not world.batch.word_bits:  # a vector's length cannot depend on data
         padded, unpadded = (observer.observe(effort.users, padded=on) for on in (True, False))
         document["observer"] = padded.as_dict()
         document["observer_without_padding"] = unpadded.as_dict()

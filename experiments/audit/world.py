@@ -18,9 +18,10 @@ from riffle.common.accounting import calibrate
 from riffle.common.accounting.binomial import fewest_slots
 from riffle.common.accounting.least_noise import needed_bits
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Ints, Sizes
-from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Noise, Padding
 from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.mechanism.randomness import Randomness
+from riffle.common.mechanism.sums import word_bits
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
@@ -65,6 +66,7 @@ class Setting:
     sizes: Sizes = SMALLEST
     families: Families = "joint"
     seed: int | None = None
+    aggregation: Aggregation = "messages"
 
     def __post_init__(self) -> None:
         if self.sizes.X < 2 or self.n < 1:
@@ -174,13 +176,16 @@ def _cells(setting: Setting, state: int) -> Ints:
 
 
 def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescriptor:
-    sizes, layout = setting.sizes, setting.layout
-    padding = _padding(setting, noise)
+    sizes = setting.sizes
+    summed = setting.aggregation == "sums"
+    padding = Padding(1, 0) if summed else _padding(setting, noise)
     return BatchDescriptor(
         run_id=RUN_ID,
         batch_id=batch_id(RUN_ID, 0),
         shuffler_id="audit",
         deployment=0,
+        aggregation=setting.aggregation,
+        word_bits=word_bits(setting.n, noise) if summed else None,
         environment="audit",
         n=setting.n,
         expires_at=NEVER,
@@ -193,7 +198,7 @@ def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescr
         policies=(((0,) * sizes.X,) * sizes.H,),
         weights=(TOTAL_WEIGHT,),
         noise=NoiseDocument.of(noise),
-        data_slots=layout.data_slots,
+        data_slots=padding.data_slots,
         noise_slots=padding.noise_slots,
         guarantee=GuaranteeDocument(
             epsilon=setting.epsilon, beta=setting.beta, dishonest_fraction=0.0
