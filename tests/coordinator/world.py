@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import Episode
 from riffle.common.mechanism.randomness import SeededRandomness, word
 from riffle.common.mechanism.workflow import encode
@@ -121,12 +122,28 @@ def sealed_messages(data: bytes) -> bytes:
     for slot in range(d.n):
         randomness = SeededRandomness.keyed(1, d.batch_id, slot)
         episode = toy_episode(d.mixture.pick(word(randomness)), randomness)
-        reports.append(encode(d.layout, d.to_noise(), d.padding, episode, randomness))
+        noise, bits = d.to_noise(), d.word_bits
+        reports.append(encode(d.layout, noise, d.padding, episode, randomness, bits))
+    if d.word_bits:
+        return released_sum(context, reports)
     symbols = np.concatenate(reports)
     if d.trust == "shuffle":
         symbols.sort()  # any order that does not depend on the users
     key, kind = bytes.fromhex(d.analyzer_key), d.symbols
     return seal_indices(key, context.message_info, symbols, kind.width, kind.count)
+
+
+def released_sum(context: Context, vectors: list[Any]) -> bytes:
+    """What the shuffler hands over of masked vectors; keys are in any order but the users'."""
+    d = context.descriptor
+    key, total = bytes.fromhex(d.analyzer_key), sums.empty_sum(d.layout.counters, d.word_bits or 0)
+    secrets = [bytes([slot + 1]) * 32 for slot in range(d.n)]
+    masked = (
+        sums.mask(vector, secret, key, context.mask_info)
+        for vector, secret in zip(vectors, secrets, strict=True)
+    )
+    keys = b"".join(sums.add(total, report) for report in masked)
+    return sums.release(total, keys, np.arange(d.n)[::-1])
 
 
 class FakeShuffler(ShufflerClient):
@@ -143,6 +160,7 @@ class FakeShuffler(ShufflerClient):
         self.fills = True
         self.down = 0
         self.broken: dict[int, int] = {}  # deployment index -> messages that do not open
+        self.lies: dict[int, int] = {}  # deployment index -> added to the first counter of a sum
         self.expired = 1  # leases of a batch that came to nothing
         self.fills_when_abandoned = False
         self.refusal: RemoteError | None = None
@@ -227,6 +245,9 @@ class FakeShuffler(ShufflerClient):
         sealed = bytearray(sealed_messages(self.data[batch_id]))
         for message in range(self.broken.get(context.descriptor.deployment, 0)):
             sealed[message * context.descriptor.message_bytes + 40] ^= 1
+        if lie := self.lies.get(context.descriptor.deployment):
+            first = int.from_bytes(sealed[:2], "little") + lie
+            sealed[:2] = (first % (1 << 16)).to_bytes(2, "little")
         assert len(sealed) == size
         return Messages(bytes(sealed), hashlib.sha256(sealed).hexdigest())
 

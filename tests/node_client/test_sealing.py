@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 import pytest
 
+from riffle.common.mechanism import sums
 from riffle.common.protocol.descriptor import parse, serialize
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import OpenError, open_histogram, open_sealed
@@ -19,6 +20,7 @@ from riffle.node_client.sealing import (
     seal_reports,
     whole_reports,
 )
+from tests.common.descriptors import ONE_MESSAGE
 from tests.node_client import world
 
 CONTEXT = parse(serialize(world.descriptor()))
@@ -45,6 +47,30 @@ def test_reports_open_to_their_messages() -> None:
         )
         assert failed == []
         assert np.array_equal(histogram, np.bincount(expected, minlength=layout.counters + 1))
+
+
+def test_masked_reports_add_up_to_their_vectors_under_keys_of_their_own() -> None:
+    context = parse(serialize(world.descriptor(**ONE_MESSAGE["sums"])))
+    keys, C = SealKeys.of(context, world.BATCH.public), context.descriptor.layout.counters
+    vectors = np.arange(5 * C, dtype=np.uint16).reshape(5, C)
+
+    async def seal() -> bytes:
+        with SealingPool(2) as pool:
+            return await pool.seal(keys, vectors)
+
+    sealed = asyncio.run(seal())
+    size, total = context.descriptor.report_bytes, sums.empty_sum(C, 16)
+    assert len(sealed) == 5 * size
+    reports = [
+        open_sealed(world.BATCH.private, context.report_info, sealed[i : i + size])
+        for i in range(0, len(sealed), size)
+    ]
+    own = sums.add(total, b"".join(reports))
+    assert len({own[i : i + 32] for i in range(0, 160, 32)}) == 5
+    masks = sums.add_masks(world.ANALYZER.private, context.mask_info, own, C, 16)
+    assert np.array_equal(total - masks, vectors.sum(axis=0, dtype=np.uint16))
+    assert keys.zeros().shape == (1, C)
+    assert keys.size == -(-size // 50), "a chunk has as many bytes as one of messages"
 
 
 def test_no_two_ciphertexts_are_equal() -> None:
