@@ -34,7 +34,7 @@ from riffle.shuffler.rules import (
 from riffle.shuffler.store import batch_rows, lease_rows, report_rows, users
 from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups
-from riffle.shuffler.store.sum_rows import UsedKeys, add_reports
+from riffle.shuffler.store.sum_rows import UploadKeys, add_reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import TAG_BYTES, ReportCipher
 
@@ -168,7 +168,7 @@ def store_reports(
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
     groups = lease_rows.groups_of_upload(connection, batch_id, node_id, ids)
-    used = UsedKeys(connection, batch, frames, cipher) if batch.word_bits and cipher else None
+    keys = UploadKeys(connection, batch, frames, cipher) if batch.word_bits and cipher else None
     accepting = closed_problem(batch.state, batch.expires_at, now) is None
     reported = _reported_elsewhere(connection, groups, ids, now, accepting=accepting)
     outcomes: list[Outcome] = []
@@ -180,14 +180,14 @@ def store_reports(
             standing = group.standing(index, now)
             same = standing == "reported" and group.digest(index) == digest
         outcome = judge_frame(standing, same, report is not None, lease in reported, accepting)
-        if outcome == "accepted" and used and report and not used.take(report):
+        if outcome == "accepted" and keys and report and not keys.take(report):
             outcome = "reused-key"
         if outcome == "accepted" and group and index is not None and report is not None:
             group.report(index, digest)
             accepted.append((group.slots[index], report))
         outcomes.append(outcome)
     if accepted:
-        _write(connection, batch, groups, accepted, cipher)
+        _write(connection, batch, groups, accepted, cipher, keys)
     counts = Counter[str](outcomes)
     refused = {outcome: count for outcome, count in counts.items() if outcome != "accepted"}
     batch_rows.count_dropped(connection, batch_id, refused)
@@ -227,11 +227,12 @@ def _write(
     groups: dict[str, LeaseGroup],
     accepted: list[tuple[int, bytes]],
     cipher: ReportCipher | None,
+    keys: UploadKeys | None,
 ) -> None:
     if cipher is None:
         raise LocalError("internal", "reports were accepted of a batch whose secret is not here")
     accepted.sort()
-    stored = add_reports(connection, batch, accepted, cipher) if batch.word_bits else accepted
+    stored = add_reports(connection, batch, accepted, cipher, keys) if keys else accepted
     report_rows.insert_reports(connection, batch.batch_id, stored, cipher)
     lease_rows.save(connection, groups.values())
     connection.execute(_ADD_REPORTS, {"batch": batch.batch_id, "more": len(accepted)})

@@ -25,6 +25,9 @@ from riffle.shuffler.store.batch_rows import Batch
 from riffle.shuffler.store.schema import report_keys, sums
 from riffle.shuffler.store.vault import ReportCipher
 
+ADD_BYTES = 1 << 18
+"""Bytes of reports that are joined to be added together."""
+
 _SEALED = select(sums.c.sealed).where(sums.c.batch_id == bindparam("batch"))
 _SAVE = update(sums).where(sums.c.batch_id == bindparam("batch")).values(sealed=bindparam("sum"))
 _OF_BATCH = report_keys.c.batch_id == bindparam("batch")
@@ -50,38 +53,42 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
     return total
 
 
+class UploadKeys:
+    """The keys E of an upload's reports, and which of them the batch's accepted reports have."""
+
+    def __init__(
+        self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
+    ) -> None:
+        keys = {report[:KEY_BYTES] for *_, report in frames if report is not None}
+        self.tags = {key: cipher.tag(key) for key in keys}
+        query = {"batch": batch.batch_id, "tags": list(self.tags.values())}
+        self._used = set(connection.scalars(_USED, query))
+
+    def take(self, report: bytes) -> bool:
+        """Returns whether a report's key is new, and counts it as used from now on."""
+        tag = self.tags[report[:KEY_BYTES]]
+        is_new = tag not in self._used
+        self._used.add(tag)
+        return is_new
+
+
 def add_reports(
     connection: Connection,
     batch: Batch,
     accepted: Sequence[tuple[int, bytes]],
     cipher: ReportCipher,
+    keys: UploadKeys,
 ) -> list[tuple[int, bytes]]:
     """Adds accepted reports, given with their slots, to the sum; returns slots and keys E."""
-    total = read_sum(connection, batch, cipher)
-    keys = [(slot, add(total, report)) for slot, report in accepted]
-    sealed = cipher.encrypt(batch.reports + len(keys), total.tobytes())
+    total, step = read_sum(connection, batch, cipher), max(1, ADD_BYTES // batch.message_bytes)
+    for start in range(0, len(accepted), step):
+        add(total, b"".join(report for _, report in accepted[start : start + step]))
+    sealed = cipher.encrypt(batch.reports + len(accepted), total.tobytes())
     connection.execute(_SAVE, {"batch": batch.batch_id, "sum": sealed})
-    rows = [(batch.batch_id, cipher.tag(key)) for _, key in keys]
+    stored = [(slot, report[:KEY_BYTES]) for slot, report in accepted]
+    rows = [(batch.batch_id, keys.tags[key]) for _, key in stored]
     execute_rows(connection, _INSERT_TAGS, ("batch_id", "tag"), rows)
-    return keys
-
-
-class UsedKeys:
-    """The keys E of an upload's reports that the batch's accepted reports have already used."""
-
-    def __init__(
-        self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
-    ) -> None:
-        self._cipher = cipher
-        tags = [cipher.tag(report[:KEY_BYTES]) for *_, report in frames if report is not None]
-        self._used = set(connection.scalars(_USED, {"batch": batch.batch_id, "tags": tags}))
-
-    def take(self, report: bytes) -> bool:
-        """Returns whether a report's key is new, and counts it as used from now on."""
-        tag = self._cipher.tag(report[:KEY_BYTES])
-        is_new = tag not in self._used
-        self._used.add(tag)
-        return is_new
+    return stored
 
 
 def delete_sum(connection: Connection, batch_id: str, most: int) -> None:
