@@ -88,9 +88,15 @@ def learners_page() -> str:
             ("learner", "is"),
             ((f"`{name}`", _learner(factory)) for name, factory in sorted(BUILT_IN.items())),
         ),
-        "In the simulator only, because they plan before every episode, as do `uc-o-reps` and "
-        "`uob-lbps` of `004` ([figures](figures.md)):",
+        "In the simulator only, because they plan before every episode:",
         _table(("learner", "trust"), ((f"`{n}`", PROTECTION[t]) for n, t in PER_EPISODE.items())),
+        "Also in the simulator only, `uc-o-reps` and `uob-lbps` of `004` learn from losses that an "
+        "adversary fixes beforehand ([figures](figures.md)). Their MDP is `LayeredMDP-v0`, drawn "
+        "from each seed, or any environment with a known MDP: `simulate` unrolls it in time, so "
+        "that a state at two steps is two states. For such an environment the losses have the "
+        "means one minus reward, unless `--option adversary=NAME` says otherwise. Other options: "
+        "`privacy`, `scale` (of the confidence set), `eta`, and `estimator` (of `uob-lbps`, "
+        "`correct` or `paper`: [corrections](corrections.md)).",
         "## Options of SDP-PE",
         "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names. All "
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",

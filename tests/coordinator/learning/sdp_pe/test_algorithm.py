@@ -17,7 +17,7 @@ from riffle.coordinator.learning.learner import (
     Problem,
     StageResult,
 )
-from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.planning import occupancy, plan
 from riffle.coordinator.learning.sdp_pe import algorithm
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants
@@ -101,6 +101,36 @@ def test_the_literal_preset_runs_and_eliminates_nothing() -> None:
     assert [s.L_b for s in stages][:4] == [2, 4, 8, 16]
     assert all(s.eliminated == 0 and s.infrequent == 1.0 for s in stages)
     assert learner.summary().active == 2**21
+
+
+def test_crude_exploration_drops_pairs_that_no_policy_reaches() -> None:
+    """All users start at the left end: both actions there get half of the first batch.
+
+    Algorithm 2 gives a share to six other pairs, too, whose policies are arbitrary.
+    """
+    learner = SDPPE(problem(riverswim(), 20_000, light), PAPER)
+    first = learner.next_deployment()
+    assert first is not None
+    assert (first.purpose, first.layer) == ("crude", 0)
+    taken = first.mixture.policies[:, 0, 0]
+    shares = np.bincount(taken, weights=first.mixture.probabilities, minlength=2)
+    np.testing.assert_allclose(shares, (0.5, 0.5))
+
+
+@pytest.mark.parametrize("H", [1, 2, 3, 6, 20])
+def test_lemma_15_holds_with_one_transition_less_than_steps(H: int) -> None:
+    """Both ends of Lemma 14, at every step: visits differ by (1 +- 1/H)^(h-1), not to the power H.
+
+    At H = 1 the paper's (1 - 1/H)^H is 0, and the lemma's 1/4 would not follow.
+    """
+    mdp = riverswim(4, H)
+    policy = np.ones((H, 4), dtype=np.int64)
+    crude = occupancy(mdp.P, mdp.d1, policy)
+    for factor in (1 - 1 / H, 1 + 1 / H):
+        visits = occupancy(factor * mdp.P, mdp.d1, policy)
+        assert (crude / 4 <= visits + 1e-12).all()
+        assert (visits <= 3 * crude + 1e-12).all()
+    assert ((1 - 1 / H) ** H >= 1 / 4) == (H > 1)
 
 
 def test_replaying_the_observations_reproduces_the_run() -> None:
