@@ -363,6 +363,22 @@ def test_a_full_disk_is_waited_for_and_nobody_is_asked_twice(
     assert fake.requests["leases"] < 30, "a node that cannot mark its users takes no slots"
 
 
+def test_a_user_is_marked_before_their_episode_begins(tmp_path: Path) -> None:
+    """So a node that dies within an episode does not ask its user again."""
+    users, fake, in_order = Users(tmp_path, None), shuffler(), list[bool]()
+    fake.deposit(world.signed())
+
+    class Watching(Failing):
+        def reset(self, randomness: Any) -> int:
+            marked = sum(count_asked(users, name) for name in node_ids(4))
+            in_order.append(len(in_order) < marked)
+            return 0
+
+    totals, _ = asyncio.run(serve(fake, tmp_path, users=users, environment=Watching()))
+    assert in_order == [True] * totals.episodes
+    assert totals.episodes >= world.N
+
+
 def test_episodes_leave_the_event_loop_free(tmp_path: Path) -> None:
     turns, over, went_on = 0, False, list[bool]()
 
