@@ -82,7 +82,9 @@ class Setting:
 
     def run(self, seed: int) -> SeedResult:
         """Runs one seed as `riffle simulate` does."""
-        world = WORLDS[self.world] | ({"seed": seed} if self.world == "RandomMDP-v0" else {})
+        world = WORLDS.get(self.world, {}) | (
+            {"seed": seed} if self.world == "RandomMDP-v0" else {}
+        )
         mdp = exact_mdp(make(self.world, **world))
         support = mdp.declaration.support if self.support else None
         spec = RunSpec.model_validate(
