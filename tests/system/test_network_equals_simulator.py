@@ -12,6 +12,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from riffle.common.mechanism.parameters import Trust
@@ -20,6 +21,7 @@ from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.deploy.presets import Preset
+from riffle.node_client.environments.tabular import riverswim
 from tests.deploy.cli.calls import riffle
 from tests.system.agreement import (
     PARAMETERS,
@@ -38,12 +40,22 @@ def operator_of(network: LoopbackNetwork) -> Operator:
     return Operator(client)
 
 
-@pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
-def test_private_counts_are_equal_batch_by_batch(trust: Trust, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trust", "declared"), [("shuffle", True), ("local", False), ("central", True)]
+)
+def test_private_counts_are_equal_batch_by_batch(
+    trust: Trust, declared: bool, tmp_path: Path
+) -> None:
+    """Also if the run declares RiverSwim's structure: then only possible transitions count."""
     spec = seeded_spec(600, trust)
+    if declared:
+        support = riverswim(3, 3).declaration.support
+        spec = spec.model_copy(update={"support": support, "homogeneous": True})
     with LoopbackNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
         summary = run_to_end(operator, Preset(spec, PARAMETERS), tmp_path, time.monotonic())
         assert_equal_to_simulator(operator, spec)
+        first = operator.deployment(RUN_ID, 0)["counts"]["transitions"]
+        assert np.count_nonzero(first) <= (3 if declared else 18), "counters of step 0"
     assert summary["trust"] == trust
     assert summary["episodes"] == summary["reports_accepted"] == 600
     assert math.isinf(float(summary["epsilon"])), "seeded noise protects nobody, and says so"
