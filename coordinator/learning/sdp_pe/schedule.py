@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from riffle.coordinator.learning.learner import LearnerError, Problem
 from riffle.coordinator.learning.sdp_pe.presets import Constants
 
@@ -53,9 +55,10 @@ def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
-        X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
-        deviation = max(1.0, math.sqrt(problem.noise(max(problem.K // (3 * H), 1), 0)))
-        first_stage = math.ceil(constants.visits_per_noise * deviation * H * X * A)
+        pairs = np.count_nonzero(problem.layout(None).possible.any(axis=-1))  # possible (h, x, a)
+        n = max(problem.K // (3 * problem.sizes.H), 1)
+        deviation = max(1.0, math.sqrt(problem.noise(n, 0)))
+        first_stage = math.ceil(constants.visits_per_noise * deviation * pairs)
     if problem.sizes.X == 1 and constants.levels == "noise":
         constants = replace(constants, crude_share=0.0)
         first_stage = math.ceil(first_stage * 2 / 3)
