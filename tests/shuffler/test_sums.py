@@ -14,7 +14,9 @@ from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.core import preflight
 from riffle.shuffler.settings import Settings
+from riffle.shuffler.store.lease_rows import read_slots
 from riffle.shuffler.store.schema import report_keys, reports, sums
+from riffle.shuffler.store.vault import ReportCipher
 from tests.common.descriptors import ONE_MESSAGE
 from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.world import Batch, descriptor_bytes, user
@@ -217,3 +219,20 @@ def test_disk_and_memory_do_not_grow_with_the_number_of_reports(api: Api) -> Non
         grown = 4096 * (store.execute("PRAGMA page_count").fetchone()[0] - before)
     assert grown < 3 * len(sent[0]) < 40 * len(sent[0])
     assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
+
+
+def test_no_vector_of_a_user_is_stored(api: Api) -> None:
+    """Even under the batch's secret, the store has two sums of two users, then one of four."""
+    batch, file = api.deposit(), api.settings.data_dir / "shuffler.sqlite"
+    sent = [batch.messages() for _ in range(4)]
+    uploads = frames(api, batch, sent)
+    for pair in (uploads[:2], uploads[2:]):
+        api.outcomes(batch, pair)
+        cipher = ReportCipher(batch.batch_id, api.core._vault.get(batch.batch_id))
+        with closing(sqlite3.connect(file)) as store:
+            (total,) = store.execute("SELECT sealed FROM sums").fetchone()
+            rows = store.execute("SELECT slots, sealed FROM reports").fetchall()
+        count = 2 * len(rows)
+        assert cipher.decrypt(count, total) == batch.handed_over(sent[:count])[0]
+        kept = b"".join(cipher.decrypt(read_slots(slots), keys) for slots, keys in rows)
+        assert kept == b"".join(report[:KEY_BYTES] for report in sent[:count])
