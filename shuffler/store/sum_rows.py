@@ -1,8 +1,8 @@
 """A batch whose aggregation is ``sums``, in the store: one sum, and the keys of its reports.
 
-No user's vector is stored. The transaction that accepts an upload adds its vectors to the batch's
-sum, so a batch of any size needs memory and disk for a few vectors only, and its hand-over takes no
-time. The keys E stay with the reports' slots (`report_rows`).
+Vectors are not stored one by one. The transaction that accepts an upload adds its vectors to the
+batch's sum. So a batch of any size needs memory and disk for a few vectors only, and its hand-over
+takes no time. The keys E stay with the reports' slots (`report_rows`).
 
 One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
 replica, the sum is over exactly the accepted reports. It is encrypted under the batch's secret and

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import func, select, text
 
 from riffle.common.mechanism.sums import KEY_BYTES
+from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.core import preflight
 from riffle.shuffler.settings import Settings
@@ -89,6 +91,18 @@ def test_a_batch_is_driven_by_two_replicas(api: Api) -> None:
         assert batch.parts(released[0]) == batch.handed_over(sent)
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+def test_one_key_sent_to_both_replicas_at_once_is_counted_once(api: Api) -> None:
+    with ExitStack() as stack, ThreadPoolExecutor(2) as threads:
+        replicas = (api, api.replica(stack))
+        batch = api.deposit(n=8)
+        for turn in range(4):
+            pair = frames(api, batch, [batch.messages()] * 2, 2 * turn)
+            answers = threads.map(lambda to, one: to.outcomes(batch, [one]), replicas, pair)
+            assert sorted(one for answer in answers for one in answer) == ["accepted", "reused-key"]
+        assert api.status(batch)["reports"] == 4
+
+
 @both_engines
 def test_a_reused_key_is_refused_and_its_vector_not_added(api: Api) -> None:
     batch = api.deposit()
@@ -130,8 +144,11 @@ def test_a_vector_of_another_size_is_refused(api: Api, cut: int) -> None:
 
 
 def test_an_altered_report_does_not_open_and_is_no_replay_of_another(api: Api) -> None:
-    batch = api.deposit()
+    batch, other = api.deposit(), api.deposit(deployment=1)
     ((lease, report),) = frames(api, batch, [batch.messages()])
+    foreign = hpke.seal(batch.batch_key, other.context.report_info, batch.messages())
+    sealed_wrong = [foreign, batch.report(key=other.batch_key), other.report()]
+    assert api.outcomes(batch, [(lease, one) for one in sealed_wrong]) == ["wrong-key"] * 3
     for place in (0, 40, 60, -1):
         bad = bytearray(report)
         bad[place] ^= 1
