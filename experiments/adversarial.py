@@ -54,6 +54,7 @@ from riffle.coordinator.learning.privatizers import (
     tree_levels,
 )
 from riffle.experiments.adversaries import Calibration, Case, adversary_losses, world
+from riffle.node_client.environments.registry import FOLDER
 
 if TYPE_CHECKING:
     from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
@@ -159,13 +160,13 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
 
 
 def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
-    """Returns the fields of a case, without those that its algorithm or environment lacks."""
-    unused = {"widths", "eta", "parameters"} | ({"estimator"} if case.name != "uob-lbps" else set())
+    """Returns the fields that a case's algorithm and environment have, without a file's folder."""
+    unused = {"eta", "parameters"} | ({"estimator"} if case.name != "uob-lbps" else set())
     recorded = {key: value for key, value in asdict(case).items() if key not in unused}
-    parameters = {f"environment.{name}": str(value) for name, value in case.parameters}
-    return (
-        recorded | parameters | {"widths": "-".join(map(str, layers.widths)), "actions": layers.A}
-    )
+    for name, value in case.parameters:
+        if name != FOLDER:
+            recorded[f"environment.{name}"] = str(value)
+    return recorded | {"widths": "-".join(map(str, layers.widths)), "actions": layers.A}
 
 
 def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, Constant]:

@@ -223,6 +223,15 @@ def test_simulate_an_adversary_on_an_mdp_of_ones_own() -> None:
     assert answer["constants"]["widths"] == "1-2-3-1"
 
 
+def test_a_file_of_an_mdp_shows_its_name_and_not_its_folder() -> None:
+    answer = document(
+        riffle("simulate", "--learner", "uc-o-reps", "--episodes", "10", "--seeds", "1", "--env",
+               "examples/own_environment.py:make", "--workers", "1", "--format", "json")
+    )  # fmt: skip
+    assert answer["environment"] == "own_environment.py:make"
+    assert "examples" not in str(answer)
+
+
 def test_one_seed_has_no_confidence_interval() -> None:
     words = ("simulate", "--learner", "ucbvi", "--episodes", "200", "--seeds", "1")
     assert document(riffle(*words, "--format", "json"))["regret_ci"] is None
