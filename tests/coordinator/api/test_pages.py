@@ -17,7 +17,14 @@ def test_the_page_is_confined(api: Api) -> None:
     assert answer.headers["content-type"].startswith("text/html")
     for name, value in HEADERS.items():
         assert answer.headers[name] == value
-    assert "unsafe" not in HEADERS["Content-Security-Policy"]
+    policy = dict(
+        part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; ")
+    )
+    assert policy.pop("require-trusted-types-for") == "'script'"
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert {"base-uri", "form-action", "frame-ancestors"} <= policy.keys(), "have no default"
+    assert set(policy.values()) == {"'none'", "'self'"}, "talks to others than the coordinator"
 
 
 def test_every_file_is_served_and_nothing_else(api: Api) -> None:
