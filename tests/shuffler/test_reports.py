@@ -135,6 +135,21 @@ def test_an_owner_with_many_nodes_has_one_share(api: Api) -> None:
         assert {one["problem"] for one in answer["refused"]} <= {"share-exceeded"}
 
 
+def test_what_a_revoked_node_had_counts_for_its_owner(api: Api) -> None:
+    """Else an owner who gets nodes revoked and enrolled again would fill a batch."""
+    batch = api.deposit_shared(0.25)
+    node, token = api.enrol(10, "mallory")
+    first, _ = api.leases(batch, [user(0), user(1)], token)
+    assert api.outcomes(batch, [(first.lease, batch.report())], token) == ["accepted"]
+    assert api.call("DELETE", f"/nodes/{node}", OPERATOR_TOKEN).status_code == 204
+    _, token = api.enrol(10, "mallory")
+    for _ in range(2):  # the lease is live; it has lapsed, and its owner has to wait
+        assert refusals(api, batch, [user(2)], token) == ["share-exceeded"]
+        api.clock.now += 60
+    assert len(api.leases(batch, [user(2)], token)) == 1
+    assert refusals(api, batch, [user(3)], token) == ["share-exceeded"]
+
+
 @pytest.mark.parametrize("owner", ["owner", "mallory"])
 def test_a_lease_is_of_use_to_one_node(api: Api, owner: str) -> None:
     batch = api.deposit()
