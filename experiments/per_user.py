@@ -130,6 +130,8 @@ def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     """Returns the analyzer's histogram (C + 1,) of all n reports of a batch."""
     plan = PreparedBatch.of(descriptor)
     reports = [users.report(plan, slot) for slot in range(descriptor.n)]
+    if plan.word_bits:  # there are no dummies
+        return np.append(np.sum(reports, axis=0, dtype=np.int64), 0)
     symbols = np.concatenate(reports).reshape(-1, descriptor.symbols.count)
     histogram, _ = count(descriptor.trust, plan.layout, symbols)
     return add_noise(descriptor, histogram)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.network.loopback import LoopbackConfig
@@ -15,10 +15,16 @@ from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment
 
 RUN_ID = "5e" * 16
+AGGREGATIONS: tuple[Aggregation, ...] = ("messages", "sums")
 PARAMETERS: dict[str, Parameter] = {"states": 3, "horizon": 3}
 
 
-def seeded_spec(episodes: int, trust: Trust = "shuffle", run_id: str = RUN_ID) -> RunSpec:
+def seeded_spec(
+    episodes: int,
+    trust: Trust = "shuffle",
+    run_id: str = RUN_ID,
+    aggregation: Aggregation = "messages",
+) -> RunSpec:
     return RunSpec(
         run_id=run_id,
         name="agreement",
@@ -28,6 +34,7 @@ def seeded_spec(episodes: int, trust: Trust = "shuffle", run_id: str = RUN_ID) -
         horizon=3,
         episodes=episodes,
         trust=trust,
+        aggregation=aggregation,
         epsilon=4.0,
         beta=1e-3,
         options={"first_stage": 60},
@@ -44,6 +51,7 @@ def seeded_network(folder: Path, **changes: Any) -> LoopbackConfig:
         max_epsilon=4.0,
         max_beta=1e-3,
         trust_models=("shuffle", "local", "central"),
+        aggregations=AGGREGATIONS,
         test_entry=True,
         **changes,
     )

@@ -3,13 +3,14 @@
 Whoever is killed (one role, or all three at once) is started again at once and may be killed again
 before it is ready. Every run must end with the counts of the undisturbed one, every batch counted
 once, and every message that was accepted handed over. ``RIFFLE_KILLS`` says how many processes are
-killed, in as many runs as that takes; ``RIFFLE_KILLS_SEED`` repeats a campaign's choices, though
-not the instants, which the machine decides.
+killed, in as many runs as that takes, with both aggregations in turn; ``RIFFLE_KILLS_SEED``
+repeats a campaign's choices, though not the instants, which the machine decides.
 """
 
 import os
 import random
 import time
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
-from tests.system.agreement import assert_whole, seeded_network, seeded_spec
+from tests.system.agreement import AGGREGATIONS, assert_whole, seeded_network, seeded_spec
 
 pytestmark = pytest.mark.long
 
@@ -66,11 +67,15 @@ def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
     with LoopbackNetwork(seeded_network(tmp_path, lease_seconds=3)) as network:
         client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
         with Operator(client) as operator:
-            while killed < KILLS:
+            for aggregation in cycle(AGGREGATIONS):
+                if killed >= KILLS and runs >= len(AGGREGATIONS):
+                    break
                 run_id = f"{runs:032x}"
-                operator.create_run(seeded_spec(EPISODES, run_id=run_id))
-                disturbed = disturb(network, operator, run_id, KILLS - killed)
+                spec = seeded_spec(EPISODES, run_id=run_id, aggregation=aggregation)
+                operator.create_run(spec)
+                most = KILLS - killed if runs else -(-KILLS // 2)
+                disturbed = disturb(network, operator, run_id, most)
                 network.wait_ready("coordinator")
-                assert_whole(operator, seeded_spec(EPISODES, run_id=run_id))
+                assert_whole(operator, spec)
                 killed, runs = killed + disturbed, runs + 1
                 print(f"run {runs}: {disturbed} kills, {killed} in all", flush=True)

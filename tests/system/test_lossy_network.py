@@ -1,7 +1,8 @@
 """Live processes over a network that loses, repeats and reorders: the counts are the undisturbed.
 
-Everybody's requests to the shuffler go through a `proxy`. ``RIFFLE_LOSSY_RUNS`` says how many runs,
-``RIFFLE_LOSSY_SEED`` repeats a campaign's choices, though which request is which the machine says.
+Everybody's requests to the shuffler go through a `proxy`. ``RIFFLE_LOSSY_RUNS`` says how many runs
+with each aggregation, ``RIFFLE_LOSSY_SEED`` repeats a campaign's choices, though which request is
+which the machine says.
 """
 
 import os
@@ -13,7 +14,7 @@ import pytest
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
-from tests.system.agreement import assert_whole, seeded_network, seeded_spec
+from tests.system.agreement import AGGREGATIONS, assert_whole, seeded_network, seeded_spec
 from tests.system.proxy import FAULTS, Proxy
 
 pytestmark = pytest.mark.long
@@ -34,8 +35,9 @@ def test_a_network_that_loses_repeats_and_reorders_changes_no_count(tmp_path: Pa
                 network.secrets, network.coordinator_url, network.operator_token
             )
             with Operator(client) as operator:
-                for number in range(RUNS):
-                    spec = seeded_spec(EPISODES, run_id=f"{number:032x}")
+                for number, aggregation in enumerate(AGGREGATIONS * RUNS):
+                    run_id = f"{number:032x}"
+                    spec = seeded_spec(EPISODES, run_id=run_id, aggregation=aggregation)
                     operator.create_run(spec)
                     proxy.faulty = True
                     last = list(operator.events(spec.run_id or ""))[-1]

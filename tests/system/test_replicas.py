@@ -4,7 +4,7 @@ run that nothing disturbed.
 
 Nodes are held (SIGSTOP) from the sealing of a batch until the next victim's turn, and coordinators
 from a batch's opening until its kill, so that a batch is never over before.
-RIFFLE_REPLICAS_EPISODES makes the run longer.
+RIFFLE_REPLICAS_EPISODES makes the run longer, RIFFLE_REPLICAS_SUMS plays it with sums, too.
 """
 
 import os
@@ -18,17 +18,25 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, select
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.coordinator.store.schema import deployments, runs
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
 from riffle.shuffler.store.schema import batches
 from tests.postgres import Cluster
-from tests.system.agreement import RUN_ID, assert_equal_to_simulator, seeded_network, seeded_spec
+from tests.system.agreement import (
+    AGGREGATIONS,
+    RUN_ID,
+    assert_equal_to_simulator,
+    seeded_network,
+    seeded_spec,
+)
 
 pytestmark = pytest.mark.long
 
 EPISODES = int(os.environ.get("RIFFLE_REPLICAS_EPISODES", "300"))
+PLAYED = AGGREGATIONS if "RIFFLE_REPLICAS_SUMS" in os.environ else AGGREGATIONS[:1]
 VICTIMS = ("shuffler", "coordinator", "shuffler-2", "coordinator-2")
 COORDINATORS = VICTIMS[1::2]
 
@@ -102,8 +110,10 @@ def until(condition: Callable[[int], bool], index: int) -> None:
 
 
 @pytest.mark.timeout(600 + EPISODES)
-def test_one_killed_in_every_batch_changes_no_count(scene: Scene) -> None:
-    spec, network, killed = seeded_spec(EPISODES), scene.network, list[str]()
+@pytest.mark.parametrize("aggregation", PLAYED)
+def test_one_killed_in_every_batch_changes_no_count(scene: Scene, aggregation: Aggregation) -> None:
+    spec, network = seeded_spec(EPISODES, aggregation=aggregation), scene.network
+    killed: list[str] = []
     client = operator_client(network.secrets, network.coordinator_url, network.operator_token)
     with Operator(client) as operator:
         scene.send(signal.SIGSTOP, "node")

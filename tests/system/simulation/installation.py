@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.wire import Enrolment, EnrolRequest
 from riffle.coordinator.learners.registry import Registry
@@ -28,10 +29,11 @@ BATCH_SECONDS, LEASE_SECONDS = 60, 15
 OWNERS, OWNER_SHARE = 3, 0.5
 OWNER_SLOTS = int(OWNER_SHARE * N)
 REPLICAS = ("a", "b")
+AGGREGATIONS: tuple[Aggregation, ...] = ("messages", "sums")
 ENVIRONMENT: dict[str, Any] = {"states": 2, "actions": 2, "horizon": 1}
 
 
-def run_spec(number: int) -> RunSpec:
+def run_spec(number: int, aggregation: Aggregation = "messages") -> RunSpec:
     """The spec of the number-th run of a simulation."""
     return RunSpec(
         run_id=f"{number:032x}",
@@ -40,6 +42,7 @@ def run_spec(number: int) -> RunSpec:
         environment="RiverSwim-v0",
         **ENVIRONMENT,
         episodes=3 * N,
+        aggregation=aggregation,
         epsilon=20.0,
         beta=0.1,
         batch_seconds=BATCH_SECONDS,
@@ -61,6 +64,7 @@ def shuffler_settings(folder: Path, accepted: int | None = None) -> ShufflerSett
         analyzer_keys_file=folder / "pins",
         max_epsilon=20.0,
         max_beta=0.1,
+        aggregations=AGGREGATIONS,
         max_owner_share=OWNER_SHARE,
         lease_seconds=LEASE_SECONDS,
         accept_older_store=accepted,
@@ -74,6 +78,7 @@ def coordinator_settings(
     return coordinator_world.settings(
         folder / "coordinator",
         test_entry=True,
+        aggregations=AGGREGATIONS,
         port=8400 + REPLICAS.index(replica),
         max_owner_share=OWNER_SHARE,
         accept_older_store=accepted,
@@ -94,6 +99,7 @@ def node_settings(folder: Path) -> NodeSettings:
         max_epsilon=20.0,
         max_beta=0.1,
         min_dishonest_fraction=0.0,
+        aggregations=AGGREGATIONS,
         test_entry=True,
         workers=1,
     )

@@ -178,7 +178,7 @@ async def abandon(world: World) -> None:
 
 async def create(world: World, number: int) -> None:
     """A run is created, perhaps once more."""
-    spec = run_spec(number).model_dump_json()
+    spec = run_spec(number, world.aggregation).model_dump_json()
     await world.ask("coordinator", "POST", "/runs", content=spec)
 
 

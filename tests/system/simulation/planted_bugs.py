@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
+from riffle.common.mechanism.sums import add
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.head import Head
 from riffle.coordinator.batches import shuffler_client
@@ -19,7 +20,7 @@ from riffle.coordinator.store.transactions import Store
 from riffle.node_client.pipeline import ReportTiming
 from riffle.node_client.users import Users
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import batch_rows, leasing
+from riffle.shuffler.store import batch_rows, leasing, sum_rows
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
@@ -70,6 +71,27 @@ def replays_fill_the_batch(patch: pytest.MonkeyPatch) -> None:
         return done
 
     patch.setattr(leasing, "store_reports", counting)
+
+
+def replays_are_added_to_the_sum(patch: pytest.MonkeyPatch) -> None:
+    """A vector is added whenever it comes, also if its report is stored already."""
+    upload = leasing.store_reports
+
+    def adding(
+        connection: Connection, batch_id: str, node: str, frames: Any, cipher: Any, now: int
+    ) -> leasing.UploadSummary:
+        done = upload(connection, batch_id, node, frames, cipher, now)
+        batch = batch_rows.find(connection, batch_id, lock=True)
+        if cipher is not None and batch.word_bits:
+            total = sum_rows.read_sum(connection, batch, cipher)
+            for frame, result in zip(frames, done.reply.results, strict=True):
+                if result.outcome == "replayed":
+                    add(total, frame[2])
+            values = {"batch": batch_id, "sum": cipher.encrypt(batch.reports, total.tobytes())}
+            connection.execute(sum_rows._SAVE, values)
+        return done
+
+    patch.setattr(leasing, "store_reports", adding)
 
 
 def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -161,6 +183,7 @@ PLANTED_BUGS = {
     for fault in (
         answered_before_the_commit,
         replays_fill_the_batch,
+        replays_are_added_to_the_sum,
         handed_over_in_another_order,
         asked_again_after_a_crash,
         acknowledged_before_it_is_settled,

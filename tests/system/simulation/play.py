@@ -3,10 +3,11 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from riffle.common.mechanism.parameters import Aggregation
 from tests.coordinator.world import runs_with_work
 from tests.system.simulation import machine
 from tests.system.simulation.installation import prepare
@@ -22,13 +23,15 @@ STARTING_SECONDS = 1.0
 RETENTION_SECONDS = 32 * 86_400.0
 
 
-def play(operations: Sequence[Operation], seed: int) -> list[str]:
+def play(
+    operations: Sequence[Operation], seed: int, aggregation: Aggregation = "messages"
+) -> list[str]:
     """What was found wrong, first things first; nothing when all is well."""
     where = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=where) as folder, machine.one_thread():
         fresh = Path(folder) / "network"
         shutil.copytree(_prepared(), fresh)
-        return machine.run(_play(operations, seed, fresh))
+        return machine.run(_play(operations, lambda: World(fresh, seed, aggregation)))
 
 
 @cache
@@ -38,8 +41,8 @@ def _prepared() -> Path:
     return folder
 
 
-async def _play(operations: Sequence[Operation], seed: int, folder: Path) -> list[str]:
-    world = World(folder, seed)
+async def _play(operations: Sequence[Operation], make_world: Callable[[], World]) -> list[str]:
+    world = make_world()
     problems, asking = world.watch.problems, []
     with world.watch.watching():
         try:

@@ -1,8 +1,9 @@
 """Exactly once, under everything: random operations on a whole network, and the faults they find.
 
-``RIFFLE_SIMULATION_SEQUENCES`` says how many sequences are played, ``RIFFLE_SIMULATION_SEED`` where
-they begin, ``RIFFLE_SIMULATION_LENGTH`` how long each is. A failure prints its seed and the
-shortest list that still fails, to be kept in ``fixtures`` and played for ever.
+``RIFFLE_SIMULATION_SEQUENCES`` says how many sequences are played with each aggregation,
+``RIFFLE_SIMULATION_SEED`` where they begin, ``RIFFLE_SIMULATION_LENGTH`` how long each is. A
+failure prints its seed and the shortest list that still fails, to be kept in ``fixtures`` and
+played for ever.
 """
 
 import asyncio
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 
+from riffle.common.mechanism.parameters import Aggregation
 from tests.system.simulation import machine
+from tests.system.simulation.installation import AGGREGATIONS
 from tests.system.simulation.operations import ACTIONS, sequence
 from tests.system.simulation.planted_bugs import PLANTED_BUGS
 from tests.system.simulation.play import play
 from tests.system.simulation.shrink import shrunk
 
-SEQUENCES = int(os.environ.get("RIFFLE_SIMULATION_SEQUENCES", "5"))
+SEQUENCES = int(os.environ.get("RIFFLE_SIMULATION_SEQUENCES", "3"))
 FIRST = int(os.environ.get("RIFFLE_SIMULATION_SEED", "0"))
 LENGTH = int(os.environ.get("RIFFLE_SIMULATION_LENGTH", "50"))
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.json"))
@@ -41,20 +44,25 @@ def fixture(file: Path) -> dict[str, Any]:
     return found
 
 
+def aggregation_of(kept: dict[str, Any]) -> Aggregation:
+    return "sums" if kept.get("aggregation") == "sums" else "messages"
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEQUENCES))
-def test_every_run_ends_as_if_nothing_had_happened(seed: int) -> None:
+def test_every_run_ends_as_if_nothing_had_happened(seed: int, aggregation: Aggregation) -> None:
     operations = sequence(seed, LENGTH)
-    problems = play(operations, seed)
+    problems = play(operations, seed, aggregation)
     if problems:
-        shortest = shrunk(operations, lambda some: bool(play(some, seed)))
-        kept = {"seed": seed, "fault": None, "operations": shortest}
+        shortest = shrunk(operations, lambda some: bool(play(some, seed, aggregation)))
+        kept = {"seed": seed, "aggregation": aggregation, "fault": None, "operations": shortest}
         pytest.fail(f"{problems}\nkeep this in fixtures/:\n{json.dumps(kept)}")
 
 
 @pytest.mark.parametrize("file", FIXTURES, ids=lambda file: file.stem)
 def test_what_once_failed(file: Path) -> None:
     kept = fixture(file)
-    assert play(kept["operations"], kept["seed"]) == []
+    assert play(kept["operations"], kept["seed"], aggregation_of(kept)) == []
 
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)
@@ -62,7 +70,7 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the fault in the services, the list kept for it fails, and in the way that is noted."""
     (kept,) = [fixture(file) for file in FIXTURES if fixture(file)["fault"] == name]
     PLANTED_BUGS[name](monkeypatch)
-    problems = play(kept["operations"], kept["seed"])
+    problems = play(kept["operations"], kept["seed"], aggregation_of(kept))
     assert problems
     assert kept["finds"] in problems[0]
 

@@ -14,9 +14,12 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from sqlalchemy import Connection, select
 
+from riffle.common.mechanism.parameters import Aggregation
+from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol import hpke
 from riffle.common.protocol.wire import LEASE_BYTES, Conservation, LeaseReply, UploadReply
 from riffle.node_client.pipeline import Pipeline
@@ -27,6 +30,7 @@ from tests.system.simulation.learner import N
 from tests.system.simulation.network import Sent
 
 OVER = ("erased", "abandoned")
+WORD = np.dtype("<u2")
 ACKNOWLEDGED = ("accepted", "replayed")
 
 
@@ -49,6 +53,7 @@ class Watch:
 
     clock: Callable[[], float]
     stranger: str
+    aggregation: Aggregation = "messages"
     problems: list[str] = field(default_factory=list)
     sealed: dict[bytes, bytes] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
@@ -172,6 +177,8 @@ class Watch:
         self.expect(not lost, f"{len(lost)} acknowledged reports are not in {record}")
 
     def _owners(self, record: Conservation) -> set[bytes]:
+        if self.aggregation == "sums":
+            return self._summed(record)
         data, L = self.released[record.batch_id], record.messages_a_report
         size = len(data) // (record.n * L)
         owner = {row: sealed for sealed, rows in self.sealed.items() for row in split(rows, size)}
@@ -182,6 +189,19 @@ class Watch:
         whole = len(reports) == record.n and set(reports.values()) == {L}
         self.expect(whole, f"not n whole reports, but {sorted(reports.values())}: {record}")
         return set(reports)
+
+    def _summed(self, record: Conservation) -> set[bytes]:
+        """The sum is that of exactly the n reports whose keys are handed over with it."""
+        data, start = self.released[record.batch_id], -KEY_BYTES * record.n
+        total, keys = np.frombuffer(data[:start], WORD), split(data[start:], KEY_BYTES)
+        reports = {rows[:KEY_BYTES]: (sealed, rows) for sealed, rows in self.sealed.items()}
+        found = [reports[key] for key in keys if key in reports]
+        self.expect(len(set(keys)) == len(keys) == record.n, f"a key twice: {record}")
+        self.expect(len(found) == len(keys), f"a key that no node sealed: {record}")
+        vectors = [np.frombuffer(rows[KEY_BYTES:], WORD) for _, rows in found]
+        same = bool((np.sum(vectors, axis=0, dtype=WORD) == total).all())
+        self.expect(same, f"the sum is not that of the reports handed over: {record}")
+        return {sealed for sealed, _ in found}
 
 
 def split(data: bytes, size: int) -> list[bytes]:

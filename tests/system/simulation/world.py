@@ -23,6 +23,7 @@ import httpx
 from fastapi import FastAPI
 from sqlalchemy import select
 
+from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.protocol.verification import read_pins
 from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.batches.analyzer import Analyzer
@@ -31,7 +32,7 @@ from riffle.coordinator.batches.shuffler_client import ShufflerClient as Coordin
 from riffle.coordinator.store.schema import meta
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
-from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.sealing import mask_reports, pack, seal_reports
 from riffle.node_client.shuffler_client import Backoff
 from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
 from riffle.node_client.users import Users
@@ -80,8 +81,9 @@ class Copy:
 class World:
     """A network in a folder. Made inside a running `machine.Loop`."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, aggregation: Aggregation) -> None:
         self.folder = folder
+        self.aggregation: Aggregation = aggregation
         self.draws = random.Random(seed)
         self.offsets = dict.fromkeys(ROLES, 0.0)
         self.primary = dict.fromkeys(SERVICES, "a")
@@ -98,7 +100,7 @@ class World:
         self.healing = self.ending = False
         self.strangers = 0
         self.stranger = json.loads((folder / "stranger.json").read_text())["token"]
-        self.watch = Watch(lambda: self.clock("shuffler"), f"Bearer {self.stranger}")
+        self.watch = Watch(lambda: self.clock("shuffler"), f"Bearer {self.stranger}", aggregation)
         self.network = Network(self.draws, self.pick, self.watch.answered)
         self.loop = asyncio.get_running_loop()
         self.loop.set_exception_handler(self._unexpected)
@@ -320,6 +322,8 @@ class World:
 
     async def _seal(self, job_keys: Any, messages: Any) -> bytes:
         await asyncio.sleep(self.sealing_seconds * len(messages))
+        if job_keys.word_bits:
+            return mask_reports(job_keys, messages)
         return seal_reports(job_keys, pack(messages))
 
     def _unexpected(self, _: object, context: dict[str, Any]) -> None:
