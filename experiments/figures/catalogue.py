@@ -39,10 +39,10 @@ ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps", "uniform"})
 TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its time grows with K"
 LEFT_OUT = f"left out above K = {LARGE_K:,} for time; that K compares PE with SDP-PE only"
 SWITCHES = (
-    "The same runs as fig6c. A switch is a change of the deployed policy or mixture. Paper 000 "
-    "reports 88 switches for PE and SDP-PE: 11 stages of H + 2 = 8 batches (its Eq. 22). With the "
-    "papers' constants Riffle has about as many. Its practical constants explore crudely in the "
-    "first stage only, and have fewer stages."
+    "A switch is a change of the deployed policy or mixture. At K = 20,000 paper 000 reports 88 "
+    "for PE and SDP-PE: 11 stages of H + 2 = 8 batches (its Eq. 22). The papers' constants switch "
+    "about as often here. The practical ones explore crudely in the first stage only, and have "
+    "fewer stages."
 )
 NOTE_FULL = (
     "Uniform play chooses every action at random: a curve that is not below it has learned nothing."
@@ -219,7 +219,7 @@ def _of_000(K: int, epsilons: tuple[float, ...], large: bool) -> Iterable[Figure
         f"{title}, epsilon = 1",
         "switches",
         _single(RIVERSWIM_LINES, RIVERSWIM, K, 1.0),
-        SWITCHES,
+        f"The same runs as fig6c{suffix}. {SWITCHES}",
     )
 
 
