@@ -32,7 +32,7 @@ CONCURRENT_REQUESTS = 16
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
     """Returns an endless manual run with the environment and guarantee of ``base``."""
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}}
-    return RunSpec.model_validate(base.model_dump() | fields)
+    return RunSpec.model_validate(dict(base) | fields)  # keeps documents as they are
 
 
 def constant_deployment(spec: RunSpec, episodes: int) -> ManualDeployment:
