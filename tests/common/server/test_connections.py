@@ -226,6 +226,19 @@ def test_strangers_are_bounded_over_tls_too(tls: Tls) -> None:
             assert httpx.get(f"https://127.0.0.1:{port}/ready", verify=context).json() == "yes"
 
 
+def test_who_was_answered_without_a_token_is_still_a_stranger(tls: Tls) -> None:
+    port = free_port()
+    with served("127.0.0.1", port, tls, head_seconds=60, max_strangers=4), ExitStack() as closing:
+        opened = []
+        for _ in range(6):
+            opened.append(Stranger(port, tls))
+            closing.callback(opened[-1].socket.close)
+            opened[-1].send(REQUEST)
+            assert b" 200 " in opened[-1].one_answer()
+        opened[0].socket.settimeout(5)
+        assert opened[0].is_closed(), "the oldest is still open"
+
+
 def test_a_head_and_a_handshake_have_a_deadline_over_tls(tls: Tls) -> None:
     port = free_port()
     with served("127.0.0.1", port, tls, head_seconds=2), strangers(port, 1) as (silent,):

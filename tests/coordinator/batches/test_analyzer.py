@@ -61,14 +61,19 @@ def test_worker_processes_count_as_one_would() -> None:
     assert opened(analyzer(), batch, sealed_messages(data)).opened == indices.size
 
 
-def test_tampered_messages_fail_and_are_named_by_their_places() -> None:
+@pytest.mark.parametrize("least", [1_000, 10], ids=["one chunk", "four chunks"])
+def test_tampered_messages_fail_and_are_named_by_their_places(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riffle.coordinator.batches.analyzer.LEAST_CHUNK", least)
     batch, data = context()
     messages = bytearray(sealed_messages(data))
     whole = opened(analyzer(), batch, bytes(messages))
-    for message in (0, 7, 11):
+    last = len(messages) // batch.descriptor.message_bytes - 1
+    for message in (0, 7, last):
         messages[message * batch.descriptor.message_bytes + 45] ^= 0x80
     opening = opened(analyzer(), batch, bytes(messages))
-    assert (opening.failed, opening.named) == (3, (0, 7, 11))
+    assert (opening.failed, opening.named) == (3, (0, 7, last))
     assert opening.opened == whole.opened - 3
     assert (whole.failed, whole.named) == (0, ())
     assert (whole.histogram - opening.histogram).sum() == 3
