@@ -2,7 +2,8 @@
 
 It collects the reports of a batch until it holds exactly n distinct ones. It removes their outer
 seals, permutes all their messages and hands the messages to the analyzer. It never sees a plaintext
-message, and the analyzer never sees who sent which message or when.
+message, and the analyzer never sees who sent which message or when. If the batch's aggregation is
+``sums``, it adds the masked vectors instead, and hands over their sum and their permuted keys.
 
 The path of a report:
 

@@ -231,7 +231,10 @@ async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperato
     responses={200: {"content": {OCTETS: {}}}},
 )
 async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
-    """Returns all messages of a sealed batch, permuted: the same bytes until acknowledged."""
+    """Returns all messages of a sealed batch, permuted: the same bytes until acknowledged.
+
+    Of a batch of sums, returns the sum, then the reports' keys, permuted.
+    """
     release = await core.batches.release(batch_id)
     headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.size)}
     return StreamingResponse(_chunks(release), media_type=OCTETS, headers=headers)

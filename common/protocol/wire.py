@@ -1,7 +1,8 @@
 """Documents and frames that node, shuffler and coordinator exchange: types only, no storage.
 
 Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is k frames
-of lease id (16 bytes) || sealed report. A batch is handed over as n * L joined messages.
+of lease id (16 bytes) || sealed report. A batch is handed over as n * L joined messages, or as one
+sum and n keys (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass
