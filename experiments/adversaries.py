@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class LayeredWorld:
     """A layered MDP: transitions P (H, W, A, W), mean rewards r (H, W, A).
 
     `decisions` (H, W, A) are the pairs that can have a loss: all, but for a first layer that only
@@ -93,12 +93,12 @@ class World:
     decisions: BoolArray
 
 
-def world(case: Case) -> World:
+def world(case: Case) -> LayeredWorld:
     """Returns a case's MDP. Raises LocalError ``invalid-spec`` if the environment has none."""
     if case.environment == LAYERED:
         mdp = layered_mdp(case.widths, case.actions, case.seed)
         layers = Layers(case.widths, case.actions)
-        return World(layers, mdp.P * layers.cells, mdp.r, layers.pairs)
+        return LayeredWorld(layers, mdp.P * layers.cells, mdp.r, layers.pairs)
     mdp = exact_mdp(make(case.environment, **dict(case.parameters)))
     layers, P, reached = unroll(mdp.P, mdp.d1)
     r, decisions = np.zeros(layers.pairs.shape), layers.pairs.copy()
@@ -106,10 +106,10 @@ def world(case: Case) -> World:
     decisions[:first] = False
     for h, states in enumerate(reached):
         r[first + h, : len(states)] = mdp.r[h, states]
-    return World(layers, P, r, decisions)
+    return LayeredWorld(layers, P, r, decisions)
 
 
-def adversary_losses(case: Case, world: World) -> FloatArray:
+def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
     """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
     stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
