@@ -113,9 +113,10 @@ def unpadded(
     padding: Padding,
     episode: Episode | None,
     randomness: Randomness,
+    word_bits: int | None = None,
 ) -> Ints:
     """Encodes as `common.mechanism.shuffle_model.encode`, but leaves out the dummies."""
-    del padding
+    del padding, word_bits
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, draw_noise(layout.counters, noise, randomness)])
 
