@@ -122,16 +122,16 @@ def run_sums_benchmark(
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("paper"))
+    summed, spec = with_aggregation(chosen, "sums"), manual_spec(chosen.spec)
     most = {"max_messages": MAX_MESSAGES}
-    L = calibrated(chosen.spec.model_copy(update=most), n, None).padding.messages
-    summed = with_aggregation(chosen, "sums")
+    L = calibrated(spec.model_copy(update=most), n, None).padding.messages
     row, seconds, _, split = _measure(summed, n, folder / "sums", cores, n * SUM_SECONDS)
     a_message = single["core_us_a_message"]
     cost, of_messages = sum(asdict(split).values()) / n * 1e6, sum(a_message.values()) * L
     return {
         "aggregation": "sums",
         "reports": n,
-        "counters": chosen.spec.layout().counters,
+        "counters": spec.layout().counters,
         "cores": cores,
         "seconds": seconds,
         "reports_a_second": n / seconds,

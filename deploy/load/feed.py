@@ -30,8 +30,11 @@ CONCURRENT_REQUESTS = 16
 
 
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
-    """Returns an endless manual run with the environment and guarantee of ``base``."""
-    fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}}
+    """Returns an endless manual run with the environment and guarantee of ``base``.
+
+    It has all counters, whatever transitions ``base`` declares impossible.
+    """
+    fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
     return RunSpec.model_validate(dict(base) | fields)  # keeps documents as they are
 
 
