@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from riffle.common.mechanism.parameters import Noise as Noise
     from riffle.common.mechanism.parameters import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
+    from riffle.common.mechanism.support import Support as Support
     from riffle.coordinator.learners.own import OwnLearner as OwnLearner
     from riffle.coordinator.learners.own import estimate as estimate
     from riffle.coordinator.learning.learner import BatchCounts as BatchCounts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         GymnasiumEnvironment as GymnasiumEnvironment,
     )
     from riffle.node_client.environments.registry import make as make
+    from riffle.node_client.environments.tabular import Declaration as Declaration
     from riffle.node_client.environments.tabular import Environment as Environment
     from riffle.node_client.environments.tabular import Modelled as Modelled
     from riffle.node_client.environments.tabular import TabularEnvironment as TabularEnvironment
@@ -41,6 +43,7 @@ _MODULES = {
     "riffle.common.mechanism.counters": "CounterLayout Sizes",
     "riffle.common.mechanism.parameters": "Guarantee Noise Padding",
     "riffle.common.mechanism.policy": "Mixture",
+    "riffle.common.mechanism.support": "Support",
     "riffle.coordinator.learning.learner": (
         "BatchCounts Deployment Learner LearnerSummary Problem StageResult"
     ),
@@ -49,7 +52,7 @@ _MODULES = {
     "riffle.node_client.environments.gymnasium": "GymnasiumEnvironment",
     "riffle.node_client.environments.registry": "make",
     "riffle.node_client.environments.tabular": (
-        "Environment Modelled TabularEnvironment TabularMDP stationary"
+        "Declaration Environment Modelled TabularEnvironment TabularMDP stationary"
     ),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -9,9 +9,15 @@ from gymnasium.wrappers import TimeLimit
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import Randomness
+from riffle.common.mechanism.support import Support
 from riffle.coordinator.learners.own import BatchCounts, Deployment, OwnLearner, Problem
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
-from riffle.node_client.environments.tabular import Environment, TabularEnvironment, riverswim
+from riffle.node_client.environments.tabular import (
+    Declaration,
+    Environment,
+    TabularEnvironment,
+    riverswim,
+)
 
 Whatever = Any  # a type checker would find these mistakes
 
@@ -185,6 +191,14 @@ def wrong_end() -> Environment:
 
 def wrong_model() -> Environment:
     return Changed(mdp=riverswim(4, 3))
+
+
+def wrong_declaration() -> Environment:
+    return Changed(declaration=True)
+
+
+def impossible_support() -> Environment:
+    return Changed(declaration=Declaration(Support((3,), ())))
 
 
 class FailingWorld(World):

@@ -21,6 +21,8 @@ FOLDER = MISTAKES.parent
         ("upside_down", ": its reward_range must be (low, high), numbers and low < high"),
         ("worded_range", ": its reward_range must be (low, high)"),
         ("wrong_end", ": its absorbing must be None or the last state, 2, not 3"),
+        ("wrong_declaration", ": its declaration must be a Declaration, not True"),
+        ("impossible_support", ": ValueError: support: next has 0 steps; it must have 1 or 3"),
         ("wrong_model", ": its mdp must be a TabularMDP of Sizes(X=3, A=2, H=3)"),
     ],
 )

@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.counters import CounterLayout, Sizes
 from riffle.common.mechanism.randomness import SystemRandomness
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.regret import policy_value
 from riffle.node_client.environments.gymnasium import adapt
-from riffle.node_client.environments.registry import exact_mdp, make
-from riffle.node_client.environments.tabular import TabularMDP
+from riffle.node_client.environments.registry import declaration_of, exact_mdp, make
+from riffle.node_client.environments.tabular import Declaration, TabularMDP
 from riffle.node_client.episode import play
 
 
@@ -52,6 +52,8 @@ def test_a_time_limit_within_the_horizon_hides_the_table() -> None:
     limited.spec = types.SimpleNamespace(max_episode_steps=2)  # type: ignore[attr-defined]
     with pytest.raises(LocalError, match="simulated with --per-user, not by population"):
         exact_mdp(adapt(limited, horizon=2, low=0.0, high=2.0))
+    declared = declaration_of(adapt(limited, horizon=2, low=0.0, high=2.0))
+    assert declared == Declaration(), "a limit may end an episode anywhere"
 
 
 def test_frozen_lakes_table_is_its_law() -> None:
@@ -63,6 +65,23 @@ def test_frozen_lakes_table_is_its_law() -> None:
         seen = np.mean([episode.states[h + 1] == x for episode in runs])
         exact = _visits(mdp, policy)[h + 1, x]
         assert abs(seen - exact) < 5 * np.sqrt(0.25 / 2000)  # 5 deviations: 6e-7 each
+
+
+def test_frozen_lake_declares_its_table() -> None:
+    """On ice a move goes three ways. No step begins in a hole or at the goal."""
+    declared = declaration_of(make("gymnasium:FrozenLake-v1", horizon=20))
+    assert declared.homogeneous
+    counted, dense = (
+        CounterLayout(Sizes(17, 4, 20), "joint", None, support).counters
+        for support in (declared.support, None)
+    )
+    assert 5 * counted < dense
+    lake = make("gymnasium:FrozenLake-v1", horizon=20)
+    layout = CounterLayout(lake.sizes, "joint", None, declared.support)
+    for action in range(4):
+        policy = np.full((20, 17), action, dtype=np.int64)
+        for _ in range(50):
+            layout.check(play(lake, policy, (0.0, 1.0), SystemRandomness()))
 
 
 def _visits(mdp: TabularMDP, policy: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
