@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.counters import MAX_COUNTERS, CounterLayout, Families, Sizes, Support
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.mechanism.support import MAX_COUNTERS, Support
 from riffle.common.protocol.descriptor import (
     MAX_ACTIONS,
     MAX_EXACT,

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from riffle.common.mechanism.counters import CounterLayout, Families, Ints
+from riffle.common.mechanism.counters import CounterLayout, Families, Ints, Support
 from riffle.common.mechanism.parameters import BatchNoise, FairBits, Flips, Laplace, Noise, Padding
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.mechanism.support import Support
 from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import (
     BatchCounts,

@@ -35,9 +35,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from riffle.common.accounting import Account
-from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.counters import Sizes, possible_cells
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.mechanism.support import possible_cells
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,

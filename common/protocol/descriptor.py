@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from riffle.common.mechanism import sums
-from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.counters import MAX_COUNTERS, CounterLayout, Families, Sizes, Support
 from riffle.common.mechanism.parameters import (
     MAX_DRAWS,
     Aggregation,
@@ -40,7 +40,6 @@ from riffle.common.mechanism.parameters import (
     honest_reports,
 )
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
-from riffle.common.mechanism.support import MAX_COUNTERS, Support
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD

@@ -28,9 +28,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
+from riffle.common.mechanism.counters import CounterLayout, Families, Sizes, Support
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.mechanism.support import Support
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.support import possible_cells
+from riffle.common.mechanism.counters import Sizes, possible_cells
 from riffle.common.process import plugins
 from riffle.common.process.plugins import Constructor
 from riffle.common.protocol.descriptor import first_fault

@@ -15,9 +15,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.counters import Sizes, Successors, Support
 from riffle.common.mechanism.randomness import Randomness, categorical
-from riffle.common.mechanism.support import Successors, Support
 
 Floats = npt.NDArray[np.float64]
 Step = tuple[int, float, bool]

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from riffle.common.accounting import calibrate as calibrate
     from riffle.common.mechanism.counters import CounterLayout as CounterLayout
     from riffle.common.mechanism.counters import Sizes as Sizes
+    from riffle.common.mechanism.counters import Support as Support
     from riffle.common.mechanism.parameters import Guarantee as Guarantee
     from riffle.common.mechanism.parameters import Noise as Noise
     from riffle.common.mechanism.parameters import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
-    from riffle.common.mechanism.support import Support as Support
     from riffle.coordinator.learners.own import OwnLearner as OwnLearner
     from riffle.coordinator.learners.own import estimate as estimate
     from riffle.coordinator.learning.learner import BatchCounts as BatchCounts
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "riffle.common.accounting": "BatchEvent account calibrate",
-    "riffle.common.mechanism.counters": "CounterLayout Sizes",
+    "riffle.common.mechanism.counters": "CounterLayout Sizes Support",
     "riffle.common.mechanism.parameters": "Guarantee Noise Padding",
     "riffle.common.mechanism.policy": "Mixture",
-    "riffle.common.mechanism.support": "Support",
     "riffle.coordinator.learning.learner": (
         "BatchCounts Deployment Learner LearnerSummary Problem StageResult"
     ),

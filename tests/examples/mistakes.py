@@ -7,9 +7,9 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.wrappers import TimeLimit
 
+from riffle.common.mechanism.counters import Support
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import Randomness
-from riffle.common.mechanism.support import Support
 from riffle.coordinator.learners.own import BatchCounts, Deployment, OwnLearner, Problem
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.tabular import (

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from riffle import node_client
-from riffle.common.mechanism.counters import CounterLayout, Sizes
+from riffle.common.mechanism.counters import CounterLayout, Sizes, Support
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
-from riffle.common.mechanism.support import Support
 from riffle.node_client.environments.registry import make
 from riffle.node_client.episode import PreparedBatch, play, reward_mean, run_episode, slot_report
 from tests.node_client import world

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.counters import Sizes, Support
 from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.mechanism.support import Support
 from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
 from riffle.common.protocol.errors import RemoteError
 from riffle.node_client.environments.tabular import Declaration, riverswim

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
-from riffle.common.mechanism.support import Support
+from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes, Support
 from riffle.node_client.environments.tabular import riverswim
 
 FAMILIES: tuple[Families, ...] = ("paper", "lean", "joint")

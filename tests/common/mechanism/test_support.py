@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.mechanism.support import MAX_COUNTERS, Successors, Support, possible_cells
+from riffle.common.mechanism.counters import MAX_COUNTERS, Successors, Support, possible_cells
 from riffle.node_client.environments.tabular import riverswim
 
 RIVER: Successors = (((0,), (0, 1)), ((0,), (0, 1, 2)), ((1,), (1, 2)))
