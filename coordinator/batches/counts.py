@@ -114,9 +114,13 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 """A test's name, its deviations, and the variance and the largest term of each deviation."""
 
 
-def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
-    """Tests a batch's counts for lies (see the module). ``d1`` (X,) is the declared start."""
-    tests, number = list(_tests(counts, d1)), 0
+def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
+    """Tests a batch's counts for lies (see the module). ``d1`` (X,) is the declared start.
+
+    Deviations count only as far as up to ``without_data`` reports of noise alone do not explain
+    them.
+    """
+    tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0
     for name, residuals, variance, term in tests:
         r = np.abs(residuals)
@@ -129,17 +133,27 @@ def check(counts: BatchCounts, d1: FloatArray) -> CountCheck:
     return CountCheck(worst, deviation, min(1.0, 2 * number * math.exp(-exponent)))
 
 
-def _tests(counts: BatchCounts, d1: FloatArray) -> Iterator[_Test]:
+def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
+    """Returns the rest of each deviation that no share of the effect, from 0 to 1, explains."""
+    return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
+
+
+def _tests(counts: BatchCounts, d1: FloatArray, without_data: int) -> Iterator[_Test]:
     c, v, term, n = counts.transitions, counts.transition_variance, counts.term, counts.n
     layout, possible = counts.layout, counts.layout.possible
     share, largest = leverage(possible), v.max()
+    broken = _unexplained(
+        imbalance(c, n, possible), imbalance(np.zeros_like(c), without_data, possible)
+    )
     # The part of a cell's count that breaks the equations does not depend on the action.
-    part, share_of = np.abs(imbalance(c, n, possible)).max(axis=2), share.max(axis=2)
+    part, share_of = np.abs(broken).max(axis=2), share.max(axis=2)
     yield "flow", part, largest * share_of, term * np.sqrt(share_of * share.max())
-    yield "total", np.array([c.sum() - len(c) * n]), v.sum(), term
+    deficit = _unexplained(np.array([c.sum() - len(c) * n]), -len(c) * without_data)
+    yield "total", deficit, v.sum(), term
     yield "negative", np.minimum(c, 0), v, term
     if layout.layer in (None, 0):
-        drawn, variance = c[0].sum(axis=(1, 2)) - n * d1, n * d1 * (1 - d1)
+        drawn = _unexplained(c[0].sum(axis=(1, 2)) - n * d1, -without_data)
+        variance = n * d1 * (1 - d1)
         yield "start", drawn, v[0].sum(axis=(1, 2)) + variance, max(term, 1.0)
     if "visits" in layout.shapes:
         surplus = c.sum(axis=-1) - counts.visits

@@ -41,8 +41,9 @@ class RunLearner:
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
         are not used and the deployment is issued again. Other counts are checked for lies. The
         learner sees suspicious counts of messages too: otherwise one liar could stop every run and
-        use up its users. The batch is marked, and the operator decides. Suspicious sums are not
-        used, because one dishonest report can set every counter to any value.
+        use up its users. The batch is marked, and the operator decides. Sums are not used if they
+        are suspicious beyond what the promised fraction of reports without data explains, because
+        one dishonest report can set every counter to any value.
         """
         if run.state != "running":
             return settlement
@@ -56,9 +57,11 @@ class RunLearner:
         found = check(counts, run.spec.d1)
         settlement = replace(settlement, check=found)
         if found.suspicious and row.descriptor.aggregation == "sums":
-            reason = f"was rejected: its counts fail the test {found.test!r}, as lies make them"
-            unused = replace(settlement.spend, within_promise=False)
-            return replace(settlement, spend=unused, next=self.reissue(run, row, reason))
+            found = check(counts, run.spec.d1, without_data=settlement.spend.dishonest)
+            if found.suspicious:
+                reason = f"was rejected: its counts fail the test {found.test!r}, as lies make them"
+                unused = replace(settlement.spend, within_promise=False)
+                return replace(settlement, spend=unused, next=self.reissue(run, row, reason))
         learner = self._current(run)
         stage, estimate = learner.observe(counts), value_estimate(counts, run.spec.delta)
         summary = learner.summary()

@@ -145,6 +145,30 @@ def test_silence_is_found_by_the_total() -> None:
     assert all(one.suspicious and one.test == "total" for one in checks)
 
 
+def without_data(world: World, seed: int, share: int = 20) -> BatchCounts:
+    """The counts of honest reports, of which N // share have noise and no data."""
+    k, generator = N // share, generator_for(seed, "quiet")
+    noise = noisy_counts(np.zeros(world.layout.counters, np.int64), k, world.noise, generator)
+    return world.counts(seed, k, noise)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("families", FAMILIES)
+def test_reports_without_data_can_be_allowed(families: Families, layer: int | None) -> None:
+    """5 % of the people are slow, or their environment failed; lies are found all the same."""
+    for mdp in worlds():
+        world = World(mdp, families, "shuffle", layer)
+        for seed in range(3):
+            counts = without_data(world, seed)
+            assert layer is not None or check(counts, mdp.d1).test == "total"
+            assert not check(counts, mdp.d1, without_data=N // 20).suspicious
+            assert check(counts, mdp.d1, without_data=N // 100).suspicious
+            for lie in (N, -N, 2**15):
+                told = counts.transitions.copy()
+                told[0, 0, 0, 0] += lie
+                assert check(replace(counts, transitions=told), mdp.d1, N // 20).suspicious
+
+
 def test_whole_episodes_are_not_found() -> None:
     """A lie that is an episode, with noise, is a report like any other: it counts once."""
     world, k, X, A, H = World(RIVER, "joint", "shuffle", None), N // 20, 4, 2, 6

@@ -11,9 +11,11 @@ import pytest
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.coordinator.batches.analyzer import Analyzer
+from riffle.coordinator.batches.counts import CountCheck
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.coordinator.learners.registry import problem
+from riffle.coordinator.runs import learner
 from riffle.coordinator.runs.coordinator import Coordinator
 from tests.coordinator.faults import Breaking, outcome
 from tests.coordinator.learner import Tiny
@@ -85,6 +87,24 @@ def test_a_large_lie_rejects_the_batch_and_no_learner_sees_it(lie: int, tmp_path
     assert rejected.check.suspicious
     assert all(entry.spend.within_promise for entry in counted)
     assert 0 < rejected.spend.epsilon_upper <= 4.0, "its users have reported, so it is spent"
+
+
+@pytest.mark.parametrize(("needed", "state"), [(2, "counted"), (3, "rejected")])
+def test_what_reports_without_data_explain_rejects_no_batch(
+    needed: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Honest people are slow, or their environment fails. gamma = 10 % of 20 reports is two."""
+
+    def explained(_: object, __: object, without_data: int = 0) -> CountCheck:
+        return CountCheck("total", 9.0, 1.0 if without_data >= needed else 0.0)
+
+    monkeypatch.setattr(learner, "check", explained)
+    run_to_end(parts(tmp_path, FakeShuffler()), spec(aggregation="sums", reissues=0))
+    result = outcome(tmp_path)
+    assert result["states"][0][0] == state
+    first = result["ledger"][0].check
+    assert first is not None
+    assert first.suspicious, "marked all the same"
 
 
 def test_lies_in_every_try_fail_the_run_with_the_test_that_found_them(tmp_path: Path) -> None:
