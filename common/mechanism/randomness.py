@@ -4,15 +4,38 @@
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
 for experiments and for the test entry point. A stream's key is the (run, batch, slot, purpose) of a
 draw, never its order of arrival. A deployed node refuses a seeded stream.
+
+`draw_counts` draws Binomial(bits, p) noise for many counters from few random bytes, exactly. A
+counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is
+by inversion. Let F(j) = Pr[at most j ones] and U be uniform in [0, 1), an endless string of random
+bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
+decide this number unless some F(j) lies between the two ends that they leave open. Further bits
+are drawn only in that case, one in hundreds. All comparisons are between integers, because
+2^(l bits) F(j) is an integer. So nothing is rounded, and no accountant has to trust a rounding.
+
+Bits are taken `BLOCK` at a time, because the integers grow with them: a counter's noise is the sum
+of its blocks' noise.
 """
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import comb
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.parameters import Noise
+
+BLOCK = 256
+DRAWS_AT_ONCE = 1 << 20
+FIRST_BITS, MORE_BITS = 16, 64
+OPEN = 0xFFFF
+"""Marks first bits that do not decide the number of ones."""
 
 
 class ByteSource(Protocol):
@@ -78,6 +101,63 @@ def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> 
     """Returns an index drawn by cumulative probabilities (X,), exact to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Law:
+    """``cumulative[j]`` is F(j) 2^scale for j < bits; ``ones`` (2^16,) is the number of ones for
+    each value of the first bits of U, or `OPEN`."""
+
+    cumulative: tuple[int, ...]
+    scale: int
+    ones: npt.NDArray[np.uint16]
+
+    def settle(self, first: int, randomness: ByteSource) -> int:
+        """Draws more bits of U until the number of ones is certain, and returns it."""
+        low, high, known, drawn = 0, 1, first, FIRST_BITS
+        while low != high:
+            word = int.from_bytes(randomness.read(MORE_BITS // 8), "little")
+            known, drawn = known << MORE_BITS | word, drawn + MORE_BITS
+            low = bisect_right(self.cumulative, (known << self.scale) >> drawn)
+            high = bisect_right(self.cumulative, (((known + 1) << self.scale) - 1) >> drawn)
+        return low
+
+
+def draw_counts(counters: int, noise: Noise, randomness: ByteSource) -> Ints:
+    """Returns each counter's noise (counters,): the ones among its ``bits`` Bernoulli(p) bits."""
+    blocks, rest = divmod(noise.bits, BLOCK)
+    block, at_once = replace(noise, bits=BLOCK), max(1, DRAWS_AT_ONCE // counters)
+    counts = np.zeros(counters, dtype=np.int64)
+    for start in range(0, blocks, at_once):
+        shape = min(at_once, blocks - start), counters
+        counts += _draw(block, shape, randomness).sum(axis=0, dtype=np.int64)
+    if rest:
+        counts += _draw(replace(noise, bits=rest), (1, counters), randomness)[0]
+    return counts
+
+
+def _draw(noise: Noise, shape: tuple[int, int], randomness: ByteSource) -> npt.NDArray[np.uint16]:
+    law, size = _law(noise), shape[0] * shape[1]
+    first = np.frombuffer(randomness.read(size * FIRST_BITS // 8), dtype="<u2")
+    ones: npt.NDArray[np.uint16] = law.ones[first]
+    for place in np.flatnonzero(ones == OPEN):
+        ones[place] = law.settle(int(first[place]), randomness)
+    return ones.reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _law(noise: Noise) -> _Law:
+    B, k, zero = noise.bits, noise.p_numerator, (1 << noise.p_log2) - noise.p_numerator
+    scale, total, cumulative = noise.p_log2 * B, 0, list[int]()
+    for j in range(B):
+        total += comb(B, j) * k**j * zero ** (B - j)
+        cumulative.append(total)
+    # F(j) 2^16, rounded down and up: U's first bits u leave j open if it lies between u and u + 1.
+    down = [(F << FIRST_BITS) >> scale for F in cumulative]
+    up = [-((-F << FIRST_BITS) >> scale) for F in cumulative]
+    u = np.arange(1 << FIRST_BITS)
+    least, most = np.searchsorted(up, u, side="right"), np.searchsorted(down, u, side="right")
+    return _Law(tuple(cumulative), scale, np.where(least == most, least, OPEN).astype(np.uint16))
 
 
 def _spawn_key(key: tuple[str | int, ...]) -> tuple[int, ...]:

@@ -23,10 +23,9 @@ The proof needs:
 import numpy as np
 import numpy.typing as npt
 
-from riffle.common.mechanism.binomial_draws import draw_counts
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
 from riffle.common.mechanism.parameters import Noise, Padding
-from riffle.common.mechanism.randomness import ByteSource, Randomness
+from riffle.common.mechanism.randomness import ByteSource, Randomness, draw_counts
 
 KEYS_AT_ONCE = 1 << 16
 

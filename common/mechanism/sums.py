@@ -36,10 +36,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from riffle.common.mechanism.binomial_draws import draw_counts
 from riffle.common.mechanism.counters import CounterLayout, Episode
 from riffle.common.mechanism.parameters import Noise
-from riffle.common.mechanism.randomness import Randomness
+from riffle.common.mechanism.randomness import Randomness, draw_counts
 from riffle.common.mechanism.shuffle_model import debias, permutation
 
 Report = npt.NDArray[np.integer[Any]]

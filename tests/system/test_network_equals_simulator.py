@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.deploy.follow import run_to_end
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
@@ -41,19 +41,28 @@ def operator_of(network: LoopbackNetwork) -> Operator:
 
 
 @pytest.mark.parametrize(
-    ("trust", "declared"), [("shuffle", True), ("local", False), ("central", True)]
+    ("trust", "aggregation", "declared"),
+    [
+        ("shuffle", "messages", True),
+        ("shuffle", "sums", False),
+        ("local", "messages", False),
+        ("central", "messages", True),
+    ],
 )
 def test_private_counts_are_equal_batch_by_batch(
-    trust: Trust, declared: bool, tmp_path: Path
+    trust: Trust, aggregation: Aggregation, declared: bool, tmp_path: Path
 ) -> None:
-    """Also if the run declares RiverSwim's structure: then only possible transitions count."""
-    spec = seeded_spec(600, trust)
+    """Also if the run declares RiverSwim's structure: then only possible transitions count.
+
+    Sums are compared with the simulator's messages.
+    """
+    spec = seeded_spec(600, trust, aggregation=aggregation)
     if declared:
         support = riverswim(3, 3).declaration.support
         spec = spec.model_copy(update={"support": support, "homogeneous": True})
     with LoopbackNetwork(seeded_network(tmp_path)) as network, operator_of(network) as operator:
         summary = run_to_end(operator, Preset(spec, PARAMETERS), tmp_path, time.monotonic())
-        assert_equal_to_simulator(operator, spec)
+        assert_equal_to_simulator(operator, spec.model_copy(update={"aggregation": "messages"}))
         first = operator.deployment(RUN_ID, 0)["counts"]["transitions"]
         assert np.count_nonzero(first) <= (3 if declared else 18), "counters of step 0"
     assert summary["trust"] == trust

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from riffle.common.mechanism.binomial_draws import BLOCK, OPEN, _law, draw_counts
 from riffle.common.mechanism.parameters import Noise
-from riffle.common.mechanism.randomness import SystemRandomness
+from riffle.common.mechanism.randomness import BLOCK, OPEN, SystemRandomness, _law, draw_counts
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()
