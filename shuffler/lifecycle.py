@@ -3,7 +3,8 @@
 To survive a crash, steps happen in this order:
 
 - deposit: the secret's file is synced, the row is committed, then the countersigned key is shown;
-- hand-over: the digest of the permuted bytes is committed, then the first byte is sent;
+- hand-over: the digest of the permuted bytes is synced to a file and committed, then the first byte
+  is sent;
 - end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
   deleted, then ``clean`` is committed.
 
@@ -156,6 +157,8 @@ class BatchLifecycle:
         try:
             with self._metrics.shuffling.time():
                 release = await asyncio.to_thread(self._permute, batch)
+            if batch.messages_sha256 in (None, release.sha256):
+                await asyncio.to_thread(self._vault.pin, batch.batch_id, release.sha256)
         except SecretLostError as error:
             await self.give_up(batch.batch_id)
             detail = "the batch's secret is lost; its messages can no longer be fetched"

@@ -125,9 +125,27 @@ class Vault:
             raise SecretLostError(batch_id, "damaged")
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
+    def pin(self, batch_id: str, sha256: str) -> None:
+        """Records the digest of what a batch hands over, beside its secret.
+
+        The database may be replaced by an older copy, and the batch filled with other reports. Two
+        hand-overs that differ in a few reports would show these. So if another digest is recorded,
+        raises SecretLostError; LocalError ``unavailable`` if the file cannot be written or read.
+        """
+        file = self._directory / f"{batch_id}.released"
+        try:
+            is_first = create_file(file, sha256.encode())
+            is_same = is_first or file.read_bytes() == sha256.encode()
+        except OSError as error:
+            detail = f"cannot record a hand-over: {error.strerror}"
+            raise LocalError("unavailable", detail) from error
+        if not is_same:
+            raise SecretLostError(batch_id, "used up by another hand-over")
+
     def destroy(self, batch_id: str) -> None:
-        """Overwrites and removes a secret, if it still exists (after a crash it may not)."""
-        for file in self._directory.glob(f"{batch_id}.*"):
+        """Overwrites and removes a secret, if it still exists, then the record of its hand-over."""
+        files = self._directory.glob(f"{batch_id}.*")
+        for file in sorted(files, key=lambda file: file.suffix == ".released"):
             erase_file(file)
         sync_directory(self._directory)
 

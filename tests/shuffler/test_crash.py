@@ -33,7 +33,9 @@ def count(api: Api, table: str) -> int:
 
 
 def secrets(api: Api) -> list[Path]:
-    return list((api.directory / "data" / "secrets").iterdir())
+    """Secrets of batches, then the records of their hand-overs."""
+    files = (api.directory / "data" / "secrets").iterdir()
+    return sorted(files, key=lambda file: file.suffix == ".released")
 
 
 def dies(*_: Any, **__: Any) -> Any:
@@ -227,7 +229,7 @@ def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
     digest = api.messages(forwarded).headers["Riffle-Messages-Digest"]
     api.clock.now = NOW + 999  # from sealing: an expiry that is far away keeps nothing longer
     states = [api.status(one)["state"] for one in (sealed, forwarded)]
-    assert (states, len(secrets(api))) == (["sealed", "forwarded"], 2)
+    assert (states, len(secrets(api))) == (["sealed", "forwarded"], 3)
     api.clock.now += 1
     states = [api.status(one)["state"] for one in (sealed, forwarded)]
     assert states == ["abandoned", "erased"]

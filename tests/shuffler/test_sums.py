@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import delete, func, insert, select, text
 
 from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol import hpke
@@ -17,7 +17,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.shuffler.core import preflight
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.store.lease_rows import read_slots
-from riffle.shuffler.store.schema import report_keys, reports, sums
+from riffle.shuffler.store.schema import metadata, report_keys, reports, sums
 from riffle.shuffler.store.vault import ReportCipher
 from tests.common.descriptors import ONE_MESSAGE
 from tests.shuffler.conftest import Api, both_engines, problem
@@ -213,6 +213,32 @@ def test_after_a_backup_is_restored_no_second_sum_is_handed_over(
     api.restart()
     assert api.outcomes(batch, uploads[3:]) == ["late"]
     assert problem(api.messages(batch)) == "late"
+
+
+@both_engines
+def test_a_failover_that_nobody_notices_hands_no_other_sum_over(api: Api) -> None:
+    """The new database lacks the last report and the hand-over; the head's folder is another."""
+    batch = api.deposit()
+    uploads = frames(api, batch, [batch.messages() for _ in range(4)])
+    api.outcomes(batch, uploads[:3])
+    tables = [one for one in metadata.sorted_tables if one.name != "meta"]
+    with api.core._store.engine.connect() as store:
+        before = [store.execute(select(table)).mappings().all() for table in tables]
+    api.outcomes(batch, uploads[3:])
+    first = api.messages(batch)
+    assert first.status_code == 200
+    with api.core._store.engine.begin() as store:
+        for table in reversed(tables):
+            store.execute(delete(table))
+        for table, rows in zip(tables, before, strict=True):
+            if rows:
+                store.execute(insert(table), [dict(row) for row in rows])
+    api.restart()
+    assert api.status(batch)["state"] == "open", "the copy was not noticed"
+    other = (uploads[3][0], batch.report())
+    assert api.outcomes(batch, [other]) == ["accepted"]
+    assert problem(api.messages(batch)) == "late"
+    assert api.status(batch)["state"] == "abandoned"
 
 
 def test_sums_are_refused_unless_the_operator_allows_them(api: Api) -> None:
