@@ -1,7 +1,10 @@
 """The callers of each route and their rate limits."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from riffle.common.protocol.hpke import open_each
 from riffle.common.server.limits import CallerLimits, RateLimit, TokenBucket
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
@@ -91,11 +94,21 @@ def test_a_node_that_asks_too_often_is_told_when_to_come_back(api: Api) -> None:
     assert api.call("GET", "/batches", other).status_code == 200
 
 
-def test_a_node_that_reports_too_fast_loses_no_report(api: Api) -> None:
+def test_a_node_that_reports_too_fast_loses_no_report(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And costs no elliptic-curve work."""
+    opened: list[memoryview] = []
+
+    def opening(private: bytes, info: bytes, sealed: list[memoryview]) -> Iterator[bytes | None]:
+        opened.extend(sealed)
+        return open_each(private, info, sealed)
+
+    monkeypatch.setattr("riffle.shuffler.core.open_each", opening)
     batch = api.deposit()
     api.restart(node_reports=0.2)
     frames = [(held.lease, batch.report()) for held in api.leases(batch, [user(0), user(1)])]
     slower = [api.upload(batch, [frame]) for frame in (*frames, frames[0])]
     assert [answer.status_code for answer in slower] == [200, 200, 429]
-    assert api.status(batch)["reports"] == 2
+    assert api.status(batch)["reports"] == len(opened) == 2
     assert int(slower[2].headers["Retry-After"]) >= 1
