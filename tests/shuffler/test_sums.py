@@ -73,6 +73,18 @@ def test_a_short_batch_is_never_summed(api: Api) -> None:
     assert stored(api) == [0, 0, 0]
 
 
+def test_nothing_stays_of_a_batch_that_is_deleted_in_pieces(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("riffle.shuffler.lifecycle.SLOTS_A_DELETE", 1)
+    batch = api.deposit()
+    for one in frames(api, batch, [batch.messages() for _ in range(3)]):
+        assert api.outcomes(batch, [one]) == ["accepted"]
+    assert stored(api) == [1, 3, 3]
+    api.abandon(batch)
+    assert stored(api) == [0, 0, 0]
+
+
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_a_batch_is_driven_by_two_replicas(api: Api) -> None:
     with ExitStack() as stack:
