@@ -97,6 +97,9 @@ def learners_page() -> str:
         "means one minus reward, unless `--option adversary=NAME` says otherwise. Other options: "
         "`privacy`, `scale` (of the confidence set), `eta`, and `estimator` (of `uob-lbps`, "
         "`correct` or `paper`: [corrections](corrections.md)).",
+        "For every learner of batches, `--option support=false` and `--option homogeneous=false` "
+        "ignore what the environment declares ([privacy](privacy.md#the-mechanism)). "
+        "`--option homogeneous=true` declares that all its steps are alike.",
         "## Options of SDP-PE",
         "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names. All "
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",

@@ -105,7 +105,10 @@ class RunOptions:
         Literal["practical", "paper"] | None, typer.Option(help="set of the learner's constants")
     ] = None
     option: Annotated[
-        list[str] | None, typer.Option(help="learner constant, NAME=VALUE; repeatable")
+        list[str] | None,
+        typer.Option(
+            help="learner constant, NAME=VALUE; or what is declared, support= or homogeneous="
+        ),
     ] = None
     batch_seconds: Annotated[
         int | None, typer.Option(help="life of a batch; a batch still short at its end is given up")
