@@ -14,7 +14,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-OVERHEAD = 48
+KEY_BYTES, TAG_BYTES = 32, 16
+OVERHEAD = KEY_BYTES + TAG_BYTES
 LABEL_MESSAGE = b"riffle v1 message\x00"
 LABEL_REPORT = b"riffle v1 report\x00"
 

@@ -18,8 +18,8 @@ from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, insert, update
 
-from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import KEY_BYTES, TAG_BYTES
 from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply, UploadResult
 from riffle.shuffler.rules import (
     Frame,
@@ -36,7 +36,7 @@ from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups
 from riffle.shuffler.store.sum_rows import UploadKeys, add_reports
 from riffle.shuffler.store.users import UserRecord
-from riffle.shuffler.store.vault import TAG_BYTES, ReportCipher
+from riffle.shuffler.store.vault import ReportCipher
 
 _UPDATE = update(batches).where(batches.c.batch_id == bindparam("batch"))
 _SET_NEXT_SLOT = _UPDATE.values(next_slot=bindparam("next"))
