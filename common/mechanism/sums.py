@@ -41,7 +41,7 @@ from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import Randomness, draw_counts
 from riffle.common.mechanism.shuffle_model import debias, permutation
 
-Report = npt.NDArray[np.integer[Any]]
+Vector = npt.NDArray[np.integer[Any]]
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Octets = bytes | bytearray | memoryview
 
@@ -88,14 +88,16 @@ def encode(
     return vector.astype(_words(bits))
 
 
-def mask(vector: Report, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
+def mask(vector: Vector, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
     """The user's part, second step: returns the report, E and the masked vector.
 
-    ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch.
+    ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch. Raises ValueError
+    if the analyzer's key is a point of low order: then the mask would hide nothing.
     """
     private = X25519PrivateKey.from_private_bytes(private_key)
     own = private.public_key().public_bytes_raw()
-    return own + (vector + _mask(private, analyzer_key, info, own, vector)).tobytes()
+    secret = private.exchange(X25519PublicKey.from_public_bytes(analyzer_key))
+    return own + (vector + _mask(secret, info + own, vector)).tobytes()
 
 
 def add(total: Words, reports: Octets) -> bytes:
@@ -136,7 +138,11 @@ def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits
     private, total = X25519PrivateKey.from_private_bytes(private_key), empty_sum(counters, bits)
     for start in range(0, len(keys), KEY_BYTES):
         key = bytes(keys[start : start + KEY_BYTES])
-        total += _mask(private, key, info, key, total)
+        try:
+            secret = private.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:  # a point of low order
+            secret = bytes(KEY_BYTES)
+        total += _mask(secret, info + key, total)
     return total
 
 
@@ -165,13 +171,9 @@ def run(
     return debias((masked - add_masks(private_key, info, permuted, C, bits)).astype(int), n, noise)
 
 
-def _mask(private: X25519PrivateKey, other: bytes, info: bytes, own: bytes, like: Report) -> Report:
-    """Returns the mask of the report whose key E is ``own``, shaped like ``like``."""
-    try:
-        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
-    except ValueError:  # a point of low order
-        secret = bytes(KEY_BYTES)
-    key = HKDF(SHA256(), AES_KEY_BYTES, None, info + own).derive(secret)
+def _mask(secret: bytes, info: bytes, like: Vector) -> Vector:
+    """Returns the mask of a shared secret, shaped like ``like``. ``info`` names batch and key E."""
+    key = HKDF(SHA256(), AES_KEY_BYTES, None, info).derive(secret)
     keystream = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(keystream.update(bytes(like.nbytes)), dtype=like.dtype)
 

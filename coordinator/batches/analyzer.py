@@ -16,6 +16,7 @@ from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import OVERHEAD, open_each, open_histogram
 from riffle.common.protocol.wire import MAX_NAMED
 from riffle.coordinator.batches.shuffler_client import Messages, Octets
+
+T = TypeVar("T")
 
 LEAST_CHUNK, MOST_CHUNK = 1_000, 20_000
 CHUNKS_A_WORKER = 4
@@ -123,33 +126,43 @@ class Analyzer:
 
         Processes get keys and return sums of masks, so no report's vector is copied.
         """
-        descriptor, loop = context.descriptor, asyncio.get_running_loop()
+        descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
         total, keys = sums.split_release(messages.data, C, bits)
         work = partial(sums.add_masks, private, context.mask_info, counters=C, bits=bits)
-        spans = chunks(len(keys), sums.KEY_BYTES, self._workers)
-        tasks = (loop.run_in_executor(self._pool, work, bytes(keys[span])) for span in spans)
-        counts = total - np.sum(await asyncio.gather(*tasks), axis=0, dtype=total.dtype)
+        masks = await self._map_chunks(work, keys, sums.KEY_BYTES)
+        counts = total - np.sum([mask for _, mask in masks], axis=0, dtype=total.dtype)
         histogram = np.append(counts.astype(np.int64), 0)  # there are no dummies
         return OpenedBatch(histogram, descriptor.n, 0, messages.sha256)
 
     async def _open_chunks(
         self, private: bytes, context: Context, messages: Octets
     ) -> list[tuple[Ints, int, list[int]]]:
-        descriptor, view = context.descriptor, memoryview(messages)
+        descriptor = context.descriptor
         trust, layout = descriptor.trust, descriptor.layout
         work = partial(open_messages, private, context.message_info, trust, layout)
+        parts = await self._map_chunks(work, memoryview(messages), descriptor.message_bytes)
+        return [
+            (histogram, len(failed), [first + place for place in failed[:MAX_NAMED]])
+            for first, (histogram, failed) in parts
+        ]
+
+    async def _map_chunks(
+        self, work: Callable[[bytes], T], data: memoryview, size: int
+    ) -> list[tuple[int, T]]:
+        """Applies ``work`` in processes to chunks of messages or keys of ``size`` bytes.
+
+        Returns the place of each chunk's first message or key, with the chunk's result.
+        """
         # Limited, so that chunks of other runs fit between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
-        async def open_chunk(span: slice) -> tuple[Ints, int, list[int]]:
+        async def apply(span: slice) -> tuple[int, T]:
             async with room:
-                histogram, failed = await loop.run_in_executor(self._pool, work, bytes(view[span]))
-            first = span.start // descriptor.message_bytes
-            return histogram, len(failed), [first + place for place in failed[:MAX_NAMED]]
+                result = await loop.run_in_executor(self._pool, work, bytes(data[span]))
+            return span.start // size, result
 
-        spans = chunks(len(messages), descriptor.message_bytes, self._workers)
-        return list(await asyncio.gather(*map(open_chunk, spans)))
+        return list(await asyncio.gather(*map(apply, chunks(len(data), size, self._workers))))
 
 
 def open_messages(

@@ -126,6 +126,13 @@ def test_every_32_bytes_are_a_key_with_a_mask() -> None:
         assert (masks[0] == masks[1]).all()
 
 
+@pytest.mark.parametrize("point", LOW_ORDER, ids=bytes.hex)
+def test_a_user_masks_nothing_for_an_analyzer_key_that_gives_no_secret(point: bytes) -> None:
+    """Anybody, such as the shuffler, could subtract the mask."""
+    with pytest.raises(ValueError, match=r"low.order|shared key|zero"):
+        sums.mask(vectors(1)[0], fresh(), point, INFO)
+
+
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 20), st.integers(1, 32), st.data())
 def test_words_are_the_smallest_that_hold_data_and_noise(
     n: int, bits: int, log2: int, data: st.DataObject
