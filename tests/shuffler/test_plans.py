@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 import pytest
 from sqlalchemy import Engine, event
 
-from tests.shuffler.conftest import Api
+from tests.shuffler.conftest import Api, both_aggregations
 from tests.shuffler.world import user
 
 GROWING = "users|lease_groups|reports"
@@ -66,6 +66,7 @@ def of_requests(api: Api) -> Statements:
     return found
 
 
+@both_aggregations
 def test_no_request_reads_a_whole_table_or_batch(api: Api, of_requests: Statements) -> None:
     assert any(text.startswith("INSERT INTO reports") for text in of_requests)
     steps = plans(api, of_requests)
@@ -74,6 +75,7 @@ def test_no_request_reads_a_whole_table_or_batch(api: Api, of_requests: Statemen
     ] == []
 
 
+@both_aggregations
 def test_no_statement_of_a_batchs_life_reads_a_whole_table(api: Api) -> None:
     with recorded() as found:
         batch = api.deposit()
