@@ -132,40 +132,45 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -
     K, not a batch's n, so the error names a K that is large enough, if one was found.
     """
     constants = _replace(PRESETS[preset], options)
+
+    def check(problem: Problem) -> None:
+        _check_batches(problem, schedule_for(problem, constants, kind.fine_batches))
+
+    _check_noise(problem, check, constants.growth)
+    return kind(problem, constants)
+
+
+def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: float) -> None:
+    """Passes on the error of ``check`` for a batch whose noise cannot be made, with advice."""
     try:
-        learner = kind(problem, constants)
-        _check_batches(problem, learner.schedule)
+        check(problem)
     except RemoteError as error:
         if (factor := _missing_factor(error)) is None:
             raise
-        K = _sufficient_K(kind, problem, constants, factor)
+        K = _sufficient_K(problem, check, factor) if growth >= LEAST_GROWTH else None
         advice = (
             f"batches grow with the run's episodes: {K} episodes would do"
             if K
             else "more episodes alone may not do: the option smallest_n makes batches larger"
         )
         raise RemoteError(error.slug, f"{error.detail}; {advice}") from error
-    return learner
 
 
 def _sufficient_K(
-    kind: type[SDPPE], problem: Problem, constants: Constants, factor: float
+    problem: Problem, check: Callable[[Problem], object], factor: float
 ) -> int | None:
     """Returns a larger K, to two digits, whose batches are large enough; None if none is found.
 
     Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
     and a preset's first stage may not depend on K. So only a K that was tried is returned.
     """
-    if constants.growth < LEAST_GROWTH:
-        return None
     K = problem.K
     for _ in range(TRIALS):
         K = _two_digits(K * max(factor, LEAST_STEP))
         if K > MAX_EPISODES:
             return None
-        larger = replace(problem, K=K)
         try:
-            _check_batches(larger, schedule_for(larger, constants, kind.fine_batches))
+            check(replace(problem, K=K))
         except RemoteError as error:
             if (missing := _missing_factor(error)) is None:
                 return None
@@ -197,8 +202,13 @@ def pe(problem: Problem, preset: str, options: Options) -> Learner:
 
 
 def ucbvi_shuffle(problem: Problem, _: str, options: Options) -> Learner:
-    """Makes batched UCBVI with its own constants, some of them replaced by options."""
-    return UCBVIShuffle(problem, _replace(UCBVIOptions(), options))
+    """Makes batched UCBVI with its own constants, some of them replaced by options.
+
+    Raises RemoteError ``batch-too-small`` as `sdp_pe` does.
+    """
+    constants = _replace(UCBVIOptions(), options)
+    _check_noise(problem, lambda larger: UCBVIShuffle(larger, constants), constants.growth)
+    return UCBVIShuffle(problem, constants)
 
 
 def choose(sizes: Sizes) -> tuple[str, str]:

@@ -85,6 +85,7 @@ def too_small(**asked: Any) -> tuple[RunSpec, str]:
         (RIVER | {"epsilon": 0.01}, 300),
         (RIVER | {"epsilon": 0.05}, 1000),
         (RIVER | {"epsilon": 0.1, "learner": "sdp-pe-conference"}, 300),
+        (LAKE | {"learner": "ucbvi-shuffle"}, 4_000),
     ],
 )
 def test_a_refusal_of_small_batches_names_a_sufficient_number_of_episodes(
