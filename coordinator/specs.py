@@ -150,12 +150,13 @@ def declaring(
     """Returns a spec's ``support``, ``homogeneous`` and ``options``.
 
     The options ``homogeneous`` (true or false) and ``support`` (false) replace what is declared;
-    the remaining options are the learner's.
+    the remaining options are the learner's. Raises ValueError if ``support`` is not true or false.
     """
     own = {"homogeneous": bool(homogeneous), "support": True, **options}
-    declared = {"homogeneous": own.pop("homogeneous"), "support": support}
-    if own.pop("support") is False:
-        declared["support"] = None
+    counted = own.pop("support")
+    if counted not in (True, False):
+        raise ValueError(f"option support must be true or false, not {counted!r}")
+    declared = {"homogeneous": own.pop("homogeneous"), "support": support if counted else None}
     return declared | {"options": own}
 
 

@@ -28,7 +28,6 @@ LAYERED = "LayeredMDP-v0"
 
 WIDTHS = (1, 3, 3, 3, 1)
 PHASES = 4
-COUNT_SHARE = 2 / 3  # share of (epsilon, beta) for the counts, under `correct`
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,11 @@ class Support:
     transition from x is possible at step h only if the steps before can lead to x.
     """
 
-    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True}
+    __pydantic_config__: ClassVar = {
+        "extra": "forbid",
+        "strict": True,
+        "revalidate_instances": "always",
+    }
 
     start: tuple[int, ...]
     next: tuple[Successors, ...]

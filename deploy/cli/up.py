@@ -32,6 +32,7 @@ from riffle.deploy.operator import Operator
 from riffle.deploy.output import Output, emit, one_line_errors, progress, table
 from riffle.deploy.presets import Preset
 from riffle.deploy.report import FILES
+from riffle.node_client.environments.registry import declaration_of, make
 
 COMPARISON = "comparison.json"
 COMPARISON_FILES = (COMPARISON, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))
@@ -144,6 +145,9 @@ def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
         if spec.learner in {*PER_EPISODE, *ALGORITHMS}:
             command = f"riffle simulate --learner {spec.learner}"
             raise ValueError(f"{spec.learner} is on the simulator only: {command}")
+    made = make(spec.environment, **chosen.environment)
+    if spec.homogeneous and declaration_of(made).homogeneous is False:
+        raise ValueError(f"homogeneous: nodes of {spec.environment} would refuse, its steps differ")
     registry.build(spec)
 
 

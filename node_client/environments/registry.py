@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import ConfigDict, TypeAdapter, ValidationError, validate_call
 
-from riffle.common.mechanism.counters import Sizes, possible_cells
+from riffle.common.mechanism.counters import Sizes, Support, possible_cells
 from riffle.common.process import plugins
 from riffle.common.process.plugins import Constructor
 from riffle.common.protocol.descriptor import first_fault
@@ -180,7 +180,14 @@ def _declaration_fault(environment: Any) -> str | None:  # noqa: ANN401
     declaration: Any = declaration_of(environment)
     if not isinstance(declaration, Declaration):
         return f": its declaration must be a Declaration, not {declaration!r}"
+    if declaration.homogeneous not in (True, False, None):
+        said = declaration.homogeneous
+        return f": its declaration's homogeneous must be True, False or None, not {said!r}"
     if declaration.support is not None:
+        try:
+            TypeAdapter(Support).validate_python(declaration.support)
+        except ValidationError as error:
+            return f": its declaration's support: {first_fault(error)}"
         sizes = environment.sizes
         possible_cells(declaration.support, sizes.X, sizes.A, sizes.H)
     return None

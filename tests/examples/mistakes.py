@@ -189,6 +189,21 @@ def wrong_end() -> Environment:
     return Changed(absorbing=3)
 
 
+def listed_support() -> Environment:
+    tables: Whatever = [[[[0], [0]]] * 3]
+    return Changed(declaration=Declaration(Support((0,), tables)))
+
+
+def halved_support() -> Environment:
+    table: Whatever = (((0.5,), (0,)),) * 3
+    return Changed(declaration=Declaration(Support((0,), (table,))))
+
+
+def worded_steps() -> Environment:
+    answer: Whatever = "no"
+    return Changed(declaration=Declaration(homogeneous=answer))
+
+
 def wrong_model() -> Environment:
     return Changed(mdp=riverswim(4, 3))
 

@@ -72,6 +72,8 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["simulate", "--env", "RiverSwin-v0"], 3, "did you mean 'RiverSwim-v0'"),
         (["simulate", "--param", "states"], 3, "not NAME=VALUE"),
         (["simulate", "--env", "RandomMDP-v0", "--param", "seed=-1"], 3, "must not be negative"),
+        (["simulate", "--option", "support=no"], 3, "support must be true or false, not 'no'"),
+        (["up", "--env", "LayeredMDP-v0", "--option", "homogeneous=true"], 3, "its steps differ"),
         (["simulate", "--param", "colour=1"], 3, "no parameter 'colour'"),
         (["simulate", "--option", "first_stag=64"], 3, "did you mean 'first_stage'? known are"),
         (["simulate", "--learner", "ucbvi", "--option", "least_visit=2"], 3, "mean 'least_visits'"),

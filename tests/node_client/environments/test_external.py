@@ -23,6 +23,9 @@ FOLDER = MISTAKES.parent
         ("wrong_end", ": its absorbing must be None or the last state, 2, not 3"),
         ("wrong_declaration", ": its declaration must be a Declaration, not True"),
         ("impossible_support", ": ValueError: support: next has 0 steps; it must have 1 or 3"),
+        ("listed_support", ": its declaration's support: next: Input should be a valid tuple"),
+        ("halved_support", ": its declaration's support: next.0.0.0.0: Input should be a valid in"),
+        ("worded_steps", ": its declaration's homogeneous must be True, False or None, not 'no'"),
         ("wrong_model", ": its mdp must be a TabularMDP of Sizes(X=3, A=2, H=3)"),
     ],
 )
