@@ -169,7 +169,7 @@ def test_an_altered_report_does_not_open_and_is_no_replay_of_another(api: Api) -
 
 
 def other_sum(api: Api, batch: Batch) -> None:
-    """The sum of fewer reports, as a database restored in part would have it."""
+    """The sum of another batch."""
     with api.core._store.engine.begin() as store:
         empty = store.scalar(
             text("SELECT sealed FROM sums WHERE batch_id <> :of"), {"of": batch.batch_id}
@@ -193,6 +193,21 @@ def test_a_sum_that_is_not_that_of_its_reports_is_not_handed_over(
     answer = api.messages(batch)
     assert (answer.status_code, problem(answer)) == (500, "internal")
     assert "released" in answer.json()["detail"]
+
+
+@both_engines
+def test_a_sum_of_fewer_reports_is_not_handed_over(api: Api) -> None:
+    """A database restored in part would have it."""
+    batch, engine = api.deposit(), api.core._store.engine
+    uploads = frames(api, batch, [batch.messages() for _ in range(4)])
+    api.outcomes(batch, uploads[:3])
+    with engine.begin() as store:
+        earlier = store.scalar(select(sums.c.sealed))
+    api.outcomes(batch, uploads[3:])
+    with engine.begin() as store:
+        store.execute(text("UPDATE sums SET sealed = :sum"), {"sum": earlier})
+    answer = api.messages(batch)
+    assert (answer.status_code, problem(answer)) == (500, "internal")
 
 
 @pytest.mark.parametrize("released", [False, True])
