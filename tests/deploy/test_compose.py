@@ -47,7 +47,7 @@ def plain(value: str) -> str:
     """A value as the container gets it."""
     value = re.sub(r"&[\w-]+ ", "", value.strip())
     value = re.sub(r"\*([\w-]+)", lambda match: anchors()[match[1]], value)
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value).strip('"')
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value).strip("\"'")
 
 
 def section(name: str) -> str:
