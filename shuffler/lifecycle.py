@@ -104,7 +104,7 @@ class BatchLifecycle:
         if len(batch_rows.open_ids(connection, self._clock())) >= most:
             detail = f"{most} batches are open; end one or wait for one"
             raise LocalError("too-many-requests", detail, retry_after=60)
-        batch_rows.check_disk(connection, context.descriptor, self._clock())
+        report_rows.check_disk(connection, context.descriptor, self._clock())
         secret = self._vault.put(batch_id, BatchSecret.generate())
         signed = SignedDescriptor(
             descriptor=data.decode(),

@@ -7,12 +7,9 @@ work done.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Select,
     and_,
@@ -25,13 +22,12 @@ from sqlalchemy import (
     update,
 )
 
-from riffle.common.protocol.descriptor import BatchDescriptor, Context, SignedDescriptor
+from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.wire import DECLINE_SECONDS, BatchState, BatchStatus, OpenBatch
-from riffle.common.server.database import is_shared, notify
+from riffle.common.server.database import notify
 from riffle.common.server.head import read_number, write_number
-from riffle.common.server.monitoring import LEAST_FREE_BYTES
 from riffle.shuffler.rules import coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.lease_rows import (
@@ -40,15 +36,9 @@ from riffle.shuffler.store.lease_rows import (
     count_leased,
     forget_unused,
 )
-from riffle.shuffler.store.report_rows import count_stored
+from riffle.shuffler.store.report_rows import count_stored, is_open
 from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta
 from riffle.shuffler.store.users import add_failures
-
-ROW_BYTES = 512
-"""Disk for the lease, the keys and the overhead of one report."""
-
-SUM_COPIES = 3
-"""Copies of a sum on disk: in the database's pages, old and new, and in its log."""
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 
@@ -162,35 +152,6 @@ def insert_batch(
     notify(connection, d.batch_id)
 
 
-def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
-    """Raises LocalError ``unavailable`` if the disk has no room for this and all open batches.
-
-    Space that erased batches left in the file counts as free. PostgreSQL's disk cannot be seen
-    from here.
-    """
-    if is_shared(connection):
-        return
-    query = select(batches.c.n - batches.c.reports, batches.c.report_bytes, batches.c.word_bits)
-    still_open = connection.execute(query.where(_is_open(now)))
-    needed = _disk_bytes(d.n, d.report_bytes, d.word_bits)
-    promised = sum(_disk_bytes(*row) for row in still_open)
-    pages, size = (
-        int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
-        for name in ("freelist_count", "page_size")
-    )
-    free = disk_usage(Path(connection.engine.url.database or "").parent).free + pages * size
-    missing = needed + promised + LEAST_FREE_BYTES - free
-    if missing > 0:
-        detail = f"the batch needs {needed} bytes of the shuffler's disk; {missing} are missing"
-        raise LocalError("unavailable", detail, retry_after=60)
-
-
-def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
-    """Returns the bytes of disk that future reports need; sums need only a few vectors."""
-    vectors = SUM_COPIES * report_bytes if word_bits else reports * report_bytes
-    return vectors + reports * ROW_BYTES
-
-
 def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
     """Returns a batch's descriptor with both signatures, or None if there is no such batch."""
     query = select(*(batches.c[name] for name in SignedDescriptor.model_fields))
@@ -233,12 +194,8 @@ def _update(connection: Connection, batch_id: str, **changes: object) -> None:
 
 def open_ids(connection: Connection, now: int) -> list[str]:
     """Returns the ids of all batches that are open at ``now``, sorted."""
-    query = select(batches.c.batch_id).where(_is_open(now)).order_by(batches.c.batch_id)
+    query = select(batches.c.batch_id).where(is_open(now)).order_by(batches.c.batch_id)
     return list(connection.scalars(query))
-
-
-def _is_open(now: int) -> ColumnElement[bool]:
-    return (batches.c.state == "open") & (batches.c.expires_at > now)
 
 
 def abandon(connection: Connection, batch_id: str) -> None:

@@ -1,12 +1,27 @@
-"""Accepted reports in the store: one row for the reports of an upload, encrypted together."""
+"""Accepted reports in the store, and the disk that they need.
+
+One row has the reports of an upload, encrypted together.
+"""
 
 from collections.abc import Generator, Sequence
+from pathlib import Path
+from shutil import disk_usage
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.errors import LocalError
+from riffle.common.server.database import is_shared
+from riffle.common.server.monitoring import LEAST_FREE_BYTES
 from riffle.shuffler.store.lease_rows import read_slots, write_slots
-from riffle.shuffler.store.schema import reports
+from riffle.shuffler.store.schema import batches, reports
 from riffle.shuffler.store.vault import ReportCipher
+
+ROW_BYTES = 512
+"""Disk for the lease, the keys and the overhead of one report."""
+
+SUM_COPIES = 3
+"""Copies of a sum on disk: in the database's pages, old and new, and in its log."""
 
 _INSERT = insert(reports)
 
@@ -53,3 +68,37 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
     """Deletes the stored reports of the uploads whose first slots are in ``slots``."""
     of_slots = reports.c.slot.between(slots.start, slots.stop - 1)
     connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
+
+
+def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
+    """Raises LocalError ``unavailable`` if the disk has no room for this and all open batches.
+
+    Space that erased batches left in the file counts as free. PostgreSQL's disk cannot be seen
+    from here.
+    """
+    if is_shared(connection):
+        return
+    query = select(batches.c.n - batches.c.reports, batches.c.report_bytes, batches.c.word_bits)
+    still_open = connection.execute(query.where(is_open(now)))
+    needed = _disk_bytes(d.n, d.report_bytes, d.word_bits)
+    promised = sum(_disk_bytes(*row) for row in still_open)
+    pages, size = (
+        int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+        for name in ("freelist_count", "page_size")
+    )
+    free = disk_usage(Path(connection.engine.url.database or "").parent).free + pages * size
+    missing = needed + promised + LEAST_FREE_BYTES - free
+    if missing > 0:
+        detail = f"the batch needs {needed} bytes of the shuffler's disk; {missing} are missing"
+        raise LocalError("unavailable", detail, retry_after=60)
+
+
+def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
+    """Returns the bytes of disk that future reports need; sums need only a few vectors."""
+    vectors = SUM_COPIES * report_bytes if word_bits else reports * report_bytes
+    return vectors + reports * ROW_BYTES
+
+
+def is_open(now: int) -> ColumnElement[bool]:
+    """Returns the condition that a batch is open at ``now``."""
+    return (batches.c.state == "open") & (batches.c.expires_at > now)

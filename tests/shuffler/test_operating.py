@@ -74,7 +74,7 @@ def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
     api: Api, aggregation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [1 << 40]
-    usage = "riffle.shuffler.store.batch_rows.disk_usage"
+    usage = "riffle.shuffler.store.report_rows.disk_usage"
     monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=free[0]))
     first = api.deposit(n=1_000)
     free[0] = (64 << 20) + 1_000_000
@@ -96,7 +96,7 @@ def test_disk_that_an_erased_batch_has_left_is_free(
     batch = api.deposit(n=200)
     api.fill(batch)
     api.finish(batch)
-    usage = "riffle.shuffler.store.batch_rows.disk_usage"
+    usage = "riffle.shuffler.store.report_rows.disk_usage"
     monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=(64 << 20) + 120_000))
     assert api.put(descriptor_bytes(200, 1)).status_code == 201
     assert problem(api.put(descriptor_bytes(200, 2))) == "unavailable"

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from tests.shuffler.conftest import Api, both_aggregations
 from tests.shuffler.world import user
 
-GROWING = "users|lease_groups|reports"
+GROWING = "users|lease_groups|reports|report_keys"
 WHOLE_TABLE = re.compile(rf"^SCAN ({GROWING})\b")
 WHOLE_BATCH = re.compile(rf"^SEARCH ({GROWING}) .*\(batch_id=\?\)$")
 Statements = dict[str, int]
