@@ -22,7 +22,12 @@ import numpy as np
 from riffle.common.mechanism.policy import Mixture
 from riffle.coordinator.learning.learner import BatchCounts, BoolArray, FloatArray
 from riffle.coordinator.learning.planning import occupancy
-from riffle.coordinator.learning.postprocess import ConsistentCounts, conserve, consistent
+from riffle.coordinator.learning.postprocess import (
+    ConsistentCounts,
+    conserve,
+    consistent,
+    estimate_rewards,
+)
 
 Weights = Sequence[FloatArray]
 
@@ -151,6 +156,26 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
         sum_terms([w**2 * part.visit_variance for w, part in pairs], 3, alike),
         np.logical_or.reduce(masks),
     )
+
+
+def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
+    """Adds k (H, X, A) pseudo-visits to possible counts T (..., H, X, A, X).
+
+    They are distributed like the mean row over steps.
+    """
+    total = T.sum(axis=-4, keepdims=True)
+    row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
+    return np.asarray(T + k[..., None] * row * possible)
+
+
+def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -> FloatArray:
+    """Adds k (H, X, A) times the mean reward over steps to reward sums R (..., H, X, A).
+
+    N are visits of the same shape, s (H, X, A) the standard deviation of the noise on them.
+    """
+    noise = np.sqrt((s**2).sum(axis=-3, keepdims=True))
+    visits = np.maximum(N.sum(axis=-3, keepdims=True), noise)
+    return np.asarray(R + k * estimate_rewards(R.sum(axis=-3, keepdims=True), visits))
 
 
 def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:

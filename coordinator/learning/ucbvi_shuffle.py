@@ -46,7 +46,14 @@ import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.coordinator.learning.evidence import Evidence, evidence_of, pool, visit_weights
+from riffle.coordinator.learning.evidence import (
+    Evidence,
+    evidence_of,
+    pool,
+    shrink_rewards,
+    shrink_rows,
+    visit_weights,
+)
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -168,8 +175,8 @@ class UCBVIShuffle:
         T, visits = N.transitions, N.visits
         if not alike:
             k = self.options.shrinkage * s
-            row, mean = _over_steps(T, visits, R, s)
-            T, visits, R = T + k[..., None] * row * sums.possible, visits + k, R + k * mean
+            T = shrink_rows(T, k, sums.possible)
+            R, visits = shrink_rewards(R, visits, k, s), visits + k
         P = T / np.maximum(T.sum(axis=-1, keepdims=True), 1e-9)
         least = np.maximum(visits, np.maximum(s, 1.0))
         shape = (self.problem.sizes.H, *visits.shape[1:])
@@ -230,17 +237,6 @@ def batch_sizes(problem: Problem, options: Options) -> list[int]:
         lengths.append(options.growth ** len(lengths))
     sizes = [round(episodes * length / sum(lengths)) for length in lengths[:-1]]
     return [*sizes, episodes - sum(sizes)]
-
-
-def _over_steps(
-    T: FloatArray, visits: FloatArray, R: FloatArray, s: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Returns the mean row (1, X, A, X) and the mean reward (1, X, A) over all steps."""
-    total = T.sum(axis=0, keepdims=True)
-    row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
-    noise = np.sqrt((s**2).sum(axis=0, keepdims=True))
-    least = np.maximum(visits.sum(axis=0, keepdims=True), noise)
-    return row, estimate_rewards(R.sum(axis=0, keepdims=True), least)
 
 
 def _uniform(policies: Sequence[PolicyArray]) -> Mixture:

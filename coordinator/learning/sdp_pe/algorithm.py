@@ -300,6 +300,7 @@ class SDPPE:
             weights=weights,
             alike=alike,
             flow=self.constants.flow,
+            shrinkage=self.constants.shrinkage,
         )
 
     def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:

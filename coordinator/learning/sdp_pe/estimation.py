@@ -6,10 +6,15 @@ counts, so the parametric bootstrap runs the very estimator that it judges.
 **Which counts.** The paper uses only the stage's fine batch. Pooling adds the stage's crude
 batches, and memory adds the batches of earlier stages, with the weights of `evidence`.
 
+**Shrinkage.** While noise hides how steps differ, their rows share one estimate: each gets
+pseudo-visits like the mean over all steps, worth `shrinkage` standard deviations of noise. This is
+biased if steps differ.
+
 **Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again around the
 post-processed ones, with Gaussian sampling error and privacy noise, and each draw goes through the
-same estimator. With pi^ the best policy of the estimate V^, and pi_d the best policy of draw V_d,
-the radius is a high quantile of
+same estimator. The estimate V^ is made without shrinkage and the draws V_d with it, so the gaps
+include the bias of shrinkage, as far as the counts show it. With pi^ the best policy of V^, and
+pi_d the best policy of V_d, the radius is a high quantile of
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
@@ -39,7 +44,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from riffle.common.mechanism.counters import Families
-from riffle.coordinator.learning.evidence import Evidence, Weights, pool, sum_terms
+from riffle.coordinator.learning.evidence import (
+    Evidence,
+    Weights,
+    pool,
+    shrink_rewards,
+    shrink_rows,
+    sum_terms,
+)
 from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import (
@@ -64,7 +76,7 @@ class Estimator:
     counts; `add_on` is as in `Constants`. A reward sum is divided by at least `least_visits`
     standard deviations of a visit count's noise, so that noise alone does not make a rarely visited
     pair seem rewarding (0: literal Eq. 3). Each part has one of the `weights`; `alike` sums over
-    steps; `flow` first makes counts flow-consistent.
+    steps; `flow` first makes counts flow-consistent. `shrinkage` is as in `Constants`.
     """
 
     H: int
@@ -75,13 +87,22 @@ class Estimator:
     weights: Weights
     alike: bool = False
     flow: bool = False
+    shrinkage: float = 0.0
+
+    @property
+    def _shrinks(self) -> bool:
+        return self.shrinkage > 0 and self.H > 1 and not self.alike
 
     def model(self, parts: Sequence[Evidence]) -> Model:
         """Returns P~ and r~ of the absorbing MDP, for one set of counts or a stack of them."""
         if self.flow:
             parts = [part.conserve_flow() for part in parts]
-        N = pool(parts, self.weights, alike=self.alike).consistent(self.E, add_on=self.add_on)
-        P, r = estimate_transition(N.transitions, self.W), self._rewards(parts)
+        counts = pool(parts, self.weights, alike=self.alike)
+        T = counts.consistent(self.E, add_on=self.add_on).transitions
+        if self._shrinks:
+            k = self.shrinkage * np.sqrt(counts.visit_variance)
+            T = shrink_rows(T, k, counts.possible)
+        P, r = estimate_transition(T, self.W), self._rewards(parts)
         return Model(_every_step(P, self.H, 4), _every_step(r, self.H, 3))
 
     def _rewards(self, parts: Sequence[Evidence]) -> FloatArray:
@@ -96,7 +117,11 @@ class Estimator:
         R = sum_terms(
             [w * part.rewards for w, part in pairs if part.rewards is not None], 3, self.alike
         )
-        least = self.least_visits * np.sqrt(counts.visit_variance)
+        s = np.sqrt(counts.visit_variance)
+        least = self.least_visits * s
+        if self._shrinks:
+            k = self.shrinkage * s
+            R, N = shrink_rewards(R, N, k, s), N + k
         return estimate_rewards(R, np.maximum(N, least))
 
 
@@ -123,7 +148,7 @@ def bootstrap(
     families: Families,
 ) -> Bootstrap:
     """Returns the radius at quantile `level`; `families` says which counts share their noise."""
-    model = estimator.model(parts)
+    model = replace(estimator, shrinkage=0.0).model(parts)
     best = active.best(model).policy
     actions, gaps, policies = active.actions, [], []
     centres = [

@@ -19,14 +19,13 @@ from typing import Literal
 class Constants:
     """Every number and choice that shapes a run of SDP-PE; the defaults are those of `paper`.
 
-    schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can, each
-        `growth` times the one before, and stretches them to use the exploring episodes exactly.
-    growth: how much longer a stage of `fill` is than the one before.
-    first_stage: L_1 of schedule `paper`. With `fill`, the smallest L_1; 0 derives it from
-        `visits_per_noise`.
-    visits_per_noise: for `fill`, the smallest L_1 allows this many visits to every (h, x, a), in
-        units of the standard deviation of a crude counter's noise (or of one count, if that is
-        larger).
+    schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can. It
+        raises the factor of growth until they use the exploring episodes exactly.
+    growth: how much longer a stage of `fill` is than the one before, at least.
+    first_stage: L_1; 0 derives it from `visits_per_noise`.
+    visits_per_noise: for `fill`, L_1 allows this many visits to every (h, x, a), in units of the
+        standard deviation of a crude counter's noise (or of one count, if that is larger). So
+        noise, not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if off, only the first stage explores crudely. Later stages take W and the
@@ -54,6 +53,8 @@ class Constants:
     memory: use the counts of earlier stages too, instead of forgetting them.
     weights: how batches are added, `batch` or `visits` (see `estimation`).
     flow: make every batch's counts flow-consistent first (see `postprocess`).
+    shrinkage: the row and the reward of every (h, x, a) get this many standard deviations of noise
+        on its visits as pseudo-visits, like the mean over all steps (see `estimation`).
     coverage_tolerance: certified relative gap at which the search for the coverage design ends
         (or when its iterations are used up).
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
@@ -83,6 +84,7 @@ class Constants:
     radius_scale: float = 1.0
     weights: Literal["batch", "visits"] = "batch"
     flow: bool = False
+    shrinkage: float = 0.0
     crude_share: float = 1 / 3
     crude_every_stage: bool = True
     best_share: float = 0.0
@@ -97,9 +99,9 @@ PRACTICAL = Constants(
     name="practical",
     schedule="fill",
     first_stage=0,
-    visits_per_noise=3.2,
+    visits_per_noise=2.5,
     growth=1.5,
-    exploit_share=0.35,
+    exploit_share=0.38,
     auxiliary_share=0.2,
     smallest_n=16,
     levels="noise",
@@ -113,7 +115,8 @@ PRACTICAL = Constants(
     radius_scale=1.25,
     weights="visits",
     flow=True,
-    crude_share=0.2,
+    shrinkage=2.0,
+    crude_share=0.1,
     crude_every_stage=False,
     best_share=0.48,
     likely_share=0.48,

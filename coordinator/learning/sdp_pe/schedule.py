@@ -51,7 +51,7 @@ class Schedule:
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """Returns a run's schedule; L_1 is `first_stage` or, if that is 0, set by `visits_per_noise`.
 
-    With one state there are no transitions to learn: stages have 2 L_b episodes, all fine.
+    With one state there are no transitions to learn: all episodes of a stage are fine.
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
@@ -61,7 +61,6 @@ def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
         first_stage = math.ceil(constants.visits_per_noise * deviation * pairs)
     if problem.sizes.X == 1 and constants.levels == "noise":
         constants = replace(constants, crude_share=0.0)
-        first_stage = math.ceil(first_stage * 2 / 3)
     return schedule(problem.K, problem.sizes.H, constants, first_stage, fine)
 
 
@@ -98,13 +97,20 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many L_b as fit with L_1 >= `least`, stretched so that `batches` sum L_b = K."""
-    B, total = 1, 1.0
-    while batches * least * (total + growth**B) <= K:
+    """Returns as many L_b as fit, from L_1 = `least`, so that `batches` sum L_b = K.
+
+    Each is longer than the one before by one factor: the smallest from `growth` on that fills K.
+    """
+    B, total, target = 1, 1.0, K / (batches * least)
+    while total + growth**B <= target:
         total += growth**B
         B += 1
-    L_1 = K / (batches * total)
-    lengths = [round(L_1 * growth**b) for b in range(B - 1)]
+    low, high = growth, max(growth, target)
+    for _ in range(60):  # bisection
+        factor = (low + high) / 2
+        fits = sum(factor**b for b in range(B)) <= target
+        low, high = (factor, high) if fits else (low, factor)
+    lengths = [round(least * low**b) for b in range(B - 1)]
     return [*lengths, K // batches - sum(lengths)]
 
 
