@@ -105,7 +105,7 @@ def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[in
     while total + growth**B <= target:
         total += growth**B
         B += 1
-    low, high = growth, max(growth, target)
+    low, high = growth, max(growth, target ** (1 / max(B - 1, 1)))
     for _ in range(60):  # bisection
         factor = (low + high) / 2
         fits = sum(factor**b for b in range(B)) <= target

@@ -73,9 +73,9 @@ def test_too_few_remaining_episodes_join_the_stage_before() -> None:
     assert plan.stages[0].fine == 215
 
 
-def test_filling_stretches_whole_stages() -> None:
+def test_filling_keeps_the_first_stage_and_raises_growth() -> None:
     plan = schedule(20_000, 6, replace(PRACTICAL, exploit_share=0.4, growth=2.0), 500)
-    assert [stage.L_b for stage in plan.stages] == [571, 1143, 2286]
+    assert [stage.L_b for stage in plan.stages] == [500, 1096, 2404]
     assert plan.exploit == 8000
 
 
@@ -84,4 +84,4 @@ def test_only_the_first_stage_explores_crudely_when_configured() -> None:
     first, *later = schedule(20_000, 6, constants, 500).stages
     assert sum(first.crude) == int(first.episodes * constants.crude_share)
     assert [stage.crude for stage in later] == [(), ()]
-    assert [stage.fine for stage in later] == [3 * 1143, 20_000 - 8000 - 3 * 571 - 3 * 1143]
+    assert [stage.fine for stage in later] == [3 * 1096, 20_000 - 8000 - 3 * 500 - 3 * 1096]
