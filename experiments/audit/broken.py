@@ -1,4 +1,4 @@
-"""The same attack on two encodings that do not protect users: one envelope per report, and sums.
+"""The same attack on two encodings that do not protect users: one envelope per report, and numbers.
 
 **One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
 each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
@@ -9,7 +9,7 @@ the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
-**Sums**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit + noise,
+**Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit + noise,
 one number for each counter. If n > tau, the noise is one bit of probability tau / 2n, else the
 number of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of each
 counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or m + 1). If everybody else
@@ -100,7 +100,7 @@ class LiteralBatch:
         return np.asarray(stats.binom.pmf(np.arange(bits + 2), bits, p))
 
 
-def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
+def attack_numbers(setting: Setting, trials: int, error: float) -> list[Attack]:
     """Attacks both regimes, n above and below the papers' tau, each with half of the error."""
     tau = paper_tau(setting.epsilon, setting.beta, setting.sizes)
     outcomes = []
@@ -110,7 +110,7 @@ def attack_sums(setting: Setting, trials: int, error: float) -> list[Attack]:
         generator = _generator(setting.seed, name)
         tuning = _sum_scores(batch, max(1, trials // TUNING_SHARE), generator)
         fresh = _sum_scores(batch, trials, generator)
-        label = f"paper-sums, {name} (n = {n}, tau = {tau})"
+        label = f"paper-numbers, {name} (n = {n}, tau = {tau})"
         outcomes.append(judge(label, setting, tuning, fresh, error / len(REGIMES)))
     return outcomes
 

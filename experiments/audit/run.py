@@ -15,14 +15,14 @@ from riffle.experiments.audit import broken, observer
 from riffle.experiments.audit.attack import TUNING_SHARE, Attack, agreement, audit
 from riffle.experiments.audit.world import Setting, World, build
 
-Encoding = Literal["riffle", "paper-sums", "one-envelope"]
+Encoding = Literal["riffle", "paper-numbers", "one-envelope"]
 
 ERROR = 0.01
 """Family-wise error of an audit: its bounds hold with 99 % confidence."""
 
 AGREEMENT_LEVEL = 1e-6
 
-TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-sums": 100_000, "one-envelope": 5_000}
+TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-numbers": 100_000, "one-envelope": 5_000}
 """Fresh trials per population that take about a minute; half as many choose the thresholds."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
@@ -53,9 +53,9 @@ class Effort:
     def batches(self, encoding: Encoding) -> int | None:
         """Returns how many batches an attack runs: tuning, fresh and sealed, for both populations.
 
-        None for the papers' sums, whose views are all drawn at once.
+        None for the papers' numbers, whose views are all drawn at once.
         """
-        if encoding == "paper-sums":
+        if encoding == "paper-numbers":
             return None
         sealed = self.sealed if encoding == "riffle" else 0
         return 2 * (max(1, self.trials // TUNING_SHARE) + self.trials + sealed)
@@ -82,7 +82,7 @@ def run(
         world = replace(build(setting), on_trial=on_trial)
         document = _headline([broken.attack_envelopes(world, effort.trials, ERROR)]) | _batch(world)
     else:
-        document = _headline(broken.attack_sums(setting, effort.trials, ERROR))
+        document = _headline(broken.attack_numbers(setting, effort.trials, ERROR))
     document = {"encoding": encoding, "aggregation": setting.aggregation} | document
     document["verdict"] = "violated" if document["violated"] else "not refuted"
     randomness = "the system's" if setting.seed is None else f"seeded ({setting.seed}), for tests"

@@ -1,7 +1,7 @@
 """The attack refutes encodings that do not protect: epsilon above 5 x or beta above 10 x claimed.
 
 Bounds have a family-wise error of 1e-6. The attacks' true rates are far from the limits: 1/4 a cell
-against 10 beta = 0.01 for sums, about 0.5 against 0.1 for envelopes.
+against 10 beta = 0.01 for numbers, about 0.5 against 0.1 for envelopes.
 """
 
 import numpy as np
@@ -23,8 +23,8 @@ def refutes(outcome: Attack) -> bool:
 
 
 @pytest.mark.parametrize("beta", [1e-3, 1e-5])
-def test_the_attack_breaks_sums_in_both_regimes(beta: float) -> None:
-    outcomes = broken.attack_sums(Setting(1.0, beta), 20_000, ERROR)
+def test_the_attack_breaks_numbers_in_both_regimes(beta: float) -> None:
+    outcomes = broken.attack_numbers(Setting(1.0, beta), 20_000, ERROR)
     assert len(outcomes) == 2
     for attack in outcomes:
         assert refutes(attack), attack.as_dict()

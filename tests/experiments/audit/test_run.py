@@ -49,7 +49,7 @@ def test_riffle_is_not_refuted() -> None:
 
 
 def test_broken_encodings_end_with_exit_code_1() -> None:
-    result = audit("--encoding", "paper-sums", "--trials", "2000", *QUICK)
+    result = audit("--encoding", "paper-numbers", "--trials", "2000", *QUICK)
     assert result.exit_code == 1
     values = document(result)
     assert values["verdict"] == "violated"
@@ -58,7 +58,7 @@ def test_broken_encodings_end_with_exit_code_1() -> None:
 
 
 def test_text_has_one_row_for_each_number() -> None:
-    result = audit("--encoding", "paper-sums", "--trials", "500")
+    result = audit("--encoding", "paper-numbers", "--trials", "500")
     assert result.exit_code == 1
     assert "attacks.1.verdict" in result.stdout
 
