@@ -45,9 +45,9 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
 
     with mpl.rc_context({"svg.hashsalt": figure.name, "font.size": 9}):
         canvas = Blank(figsize=(9.6, 6.0), layout="constrained")
-        panels = {curve.line.panel: [] for curve in series}  # type: dict[str, list[Series]]
+        panels: dict[str, list[Series]] = {}
         for curve in series:
-            panels[curve.line.panel].append(curve)
+            panels.setdefault(curve.line.panel, []).append(curve)
         every = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (panel, curves) in zip(every, panels.items(), strict=True):
             for number, curve in enumerate(curves):
@@ -87,6 +87,7 @@ def caption(figure: Figure, series: Sequence[Series]) -> str:
         for label, constants in parts
         if constants
     ]
+    sentences += [f"{legend_label(curve)}." for curve in series if not curve.computed]
     # Panels have the same lines, and say the same.
     paragraphs = filter(None, (figure.note, " ".join(dict.fromkeys(sentences))))
     return "\n".join(textwrap.fill(text, 175, break_on_hyphens=False) for text in paragraphs)
@@ -126,7 +127,8 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 
 def _name_points(axes: Axes) -> None:
     """Writes names beside the points: on the right of those with few switches, or on the left."""
-    points = [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]
+    if not (points := [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]):
+        return
     axes.set_ylim(min(y for _, y, _ in points) / 1.5, 2 * max(y for _, y, _ in points))
     for few in (True, False):
         at = 0.0

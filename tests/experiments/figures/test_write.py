@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
-from riffle.experiments.figures.draw import draw, legend_label
+from riffle.experiments.figures.draw import caption, draw, legend_label
 from riffle.experiments.figures.series import Row, Rows, Series, gather, merge_constants
 from riffle.experiments.figures.write import make, table
 from tests.experiments.figures.worlds import LINE, SHOWN, forced, order, run_of, small_figure
@@ -148,6 +149,38 @@ def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
     assert all(legend_label(curve).encode() in first for curve in series)
     draw(figure, series, 2, tmp_path / "drawn")
     assert (tmp_path / "drawn.svg").read_bytes() == first
+
+
+def test_switches_without_results_are_drawn_and_the_caption_says_so(tmp_path: Path) -> None:
+    line = LINE["SDP-PE"]
+    figure = Figure("empty", "Empty", "switches", (Curve(line, (run_of(line),), (1.0,)),))
+    series = gather(figure, Rows(tmp_path / "rows.jsonl"), 2)
+    draw(figure, series, 2, tmp_path / "empty")
+    assert "SDP-PE (not computed, see the table)." in caption(figure, series)
+
+
+def test_panels_share_a_legend_and_a_caption(tmp_path: Path) -> None:
+    figure, series = example_figure(tmp_path, "episodes")
+    panels = tuple(
+        replace(curve, line=replace(curve.line, label=f"mine; {name}", panel=name))
+        for curve, name in zip(series, ("left", "right"), strict=True)
+    )
+    draw(figure, panels, 2, tmp_path / "panels")
+    drawn = (tmp_path / "panels.svg").read_text()
+    assert all(text in drawn for text in ("<!-- left -->", "<!-- right -->", "<!-- mine -->"))
+    assert "mine; left" not in drawn
+
+
+def test_the_caption_says_once_what_curves_share(tmp_path: Path) -> None:
+    figure, series = example_figure(tmp_path, "episodes")
+    one, other = (
+        replace(curve, constants={"eta": "0.1", "scale": scale})
+        for curve, scale in zip(series, "12", strict=True)
+    )
+    figure = replace(figure, note="A note.")
+    assert caption(figure, (one, other)) == (
+        "A note.\nEvery curve that has them: eta=0.1. UCBVI-JDP, tight: scale=1. SDP-PE: scale=2."
+    )
 
 
 def test_a_table_counts_seeds_and_names_absent_points(tmp_path: Path) -> None:
