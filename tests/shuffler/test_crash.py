@@ -252,7 +252,6 @@ def test_a_batch_due_for_erasure_is_handed_over_no_more(api: Api) -> None:
     assert (secrets(api), count(api, "reports")) == ([], 0)
 
 
-@both_aggregations
 @pytest.mark.parametrize("erased", [False, True], ids=["sealed", "erased"])
 def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None:
     """The database never holds a batch's keys, nor a message that is not under one of them."""

@@ -306,3 +306,17 @@ def test_no_vector_of_a_user_is_stored(api: Api) -> None:
         assert cipher.decrypt(count, total) == batch.handed_over(sent[:count])[0]
         kept = b"".join(cipher.decrypt(read_slots(slots), keys) for slots, keys in rows)
         assert kept == b"".join(report[:KEY_BYTES] for report in sent[:count])
+
+
+def test_no_file_has_a_key_or_a_sum_in_clear(api: Api) -> None:
+    """All that an erased batch leaves behind was encrypted under its secret."""
+    batch = api.deposit()
+    sent = [batch.messages() for _ in range(4)]
+    api.outcomes(batch, frames(api, batch, sent))
+    hidden = [*batch.handed_over(sent), *(report[KEY_BYTES:] for report in sent)]
+    for erase in (False, True):
+        if erase:
+            api.finish(batch)
+        for file in (path for path in api.settings.data_dir.rglob("*") if path.is_file()):
+            data = file.read_bytes()
+            assert not any(part in data for part in hidden)
