@@ -52,6 +52,19 @@ def test_account_of_a_noise_gives_its_epsilon() -> None:
     assert back["epsilon_upper"] == pytest.approx(needed["epsilon_upper"])
 
 
+def test_account_of_sums_has_the_noise_of_messages_and_no_padding() -> None:
+    sums, messages = (
+        document(riffle("account", *RIVERSWIM, "--aggregation", name, "--format", "json"))
+        for name in ("sums", "messages")
+    )
+    for same in ("bits_per_user", "p_exact", "variance", "counters"):
+        assert sums[same] == messages[same]
+    assert sums["epsilon_upper"] <= messages["epsilon_upper"], "all of beta pays for noise"
+    assert (sums["padded_messages"], sums["report_bytes"]) == (1, 32 + 2 * 384 + 48)
+    given = ("--bits", "45", "--p", "1/1024", "--aggregation", "sums", "--format", "json")
+    assert document(riffle("account", *RIVERSWIM, *given))["beta_overflow"] < 1e-300
+
+
 def test_fewer_honest_reports_need_more_noise_from_each() -> None:
     everyone = document(riffle("account", *RIVERSWIM, "--format", "json"))
     most = document(riffle("account", *RIVERSWIM, "--honest-fraction", "0.8", "--format", "json"))

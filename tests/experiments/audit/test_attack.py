@@ -7,11 +7,12 @@ attempt stays below 0.6 about once in 300, three in a row once in 10^7.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.parameters import Aggregation, Noise
 from riffle.experiments.audit import attack
 from riffle.experiments.audit.attack import Attack, Pair, audit
 from riffle.experiments.audit.world import Setting, World, build
@@ -59,10 +60,12 @@ def test_agreement_notices_another_law(world: World, audited: tuple[Attack, Pair
     assert attack._same_law(few[:500], few[500:]) > ALPHA
 
 
-def test_the_audit_detects_noise_that_is_too_weak() -> None:
+@pytest.mark.parametrize("aggregation", ["messages", "sums"])
+def test_the_audit_detects_noise_that_is_too_weak(aggregation: Aggregation) -> None:
     """A fifth of the bits; the bound on beta then lies far above the claim."""
-    bits = build(SETTING).noise.bits // 5
-    outcome, _ = audit(build(SETTING, Noise(bits, 1, 3)), 2_000, ALPHA)
+    setting = replace(SETTING, aggregation=aggregation)
+    bits = build(setting).noise.bits // 5
+    outcome, _ = audit(build(setting, Noise(bits, 1, 3)), 2_000, ALPHA)
     assert outcome.violated
     assert outcome.bounds.beta > 10 * SETTING.beta
 

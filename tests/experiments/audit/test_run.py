@@ -48,6 +48,15 @@ def test_riffle_is_not_refuted() -> None:
     assert "seeded (5)" in values["randomness"]
 
 
+def test_sums_are_not_refuted() -> None:
+    quick = ("--trials", "150", "--seed", "5", "--sealed", "20", "--users", "30")
+    values = document(audit("--aggregation", "sums", *quick, "--format", "json"))
+    assert (values["aggregation"], values["padded_messages"]) == ("sums", 1)
+    assert values["verdict"] == "not refuted"
+    assert values["sealed_trials"] == 40
+    assert "observer" not in values, "the length of a vector cannot depend on data"
+
+
 def test_broken_encodings_end_with_exit_code_1() -> None:
     result = audit("--encoding", "paper-numbers", "--trials", "2000", *QUICK)
     assert result.exit_code == 1
@@ -82,6 +91,7 @@ def test_a_seed_repeats_an_audit() -> None:
         (["--trials", "100", "--seed", "-1"], 3, "a seed must not be negative, got -1"),
         (["--sealed", "-1"], 3, "must not be negative"),
         (["--encoding", "sums"], 2, "encoding"),
+        (["--aggregation", "sums", "--encoding", "one-envelope"], 3, "'sums' is for the encoding"),
     ],
 )
 def test_invalid_options_are_refused_with_the_reason(
