@@ -40,9 +40,9 @@ TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its 
 LEFT_OUT = f"left out above K = {LARGE_K:,} for time; that K compares PE with SDP-PE only"
 SWITCHES = (
     "A switch is a change of the deployed policy or mixture. At K = 20,000 paper 000 reports 88 "
-    "for PE and SDP-PE: 11 stages of H + 2 = 8 batches (its Eq. 22). The papers' constants switch "
-    "about as often here. The practical ones explore crudely in the first stage only, and have "
-    "fewer stages."
+    "for PE and SDP-PE, which fits 11 whole stages of H + 2 = 8 batches; the bound of its Eq. 22 "
+    "is 96. The papers' constants switch about as often here. The practical ones explore crudely "
+    "in the first stage only, and have fewer stages."
 )
 NOTE_FULL = (
     "Uniform play chooses every action at random: a curve that is not below it has learned nothing."
