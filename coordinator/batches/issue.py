@@ -21,6 +21,7 @@ from riffle.common.accounting import (
     calibrate_central,
     calibrate_local,
 )
+from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.workflow import Symbols
@@ -121,12 +122,15 @@ class Issuer:
             )
         calibration = calibrated(spec, n, layer)
         layout = spec.layout(layer)
-        message_bytes = OVERHEAD + Symbols.of(spec.trust, layout).size
+        # Of a sum, the shuffler hands over the reports' keys and one vector.
+        bits, message_bytes = calibration.word_bits, OVERHEAD + Symbols.of(spec.trust, layout).size
+        message_bytes = sums.KEY_BYTES if bits else message_bytes
         L, largest = calibration.padding.messages, MAX_BATCH_BYTES
-        if (size := n * L * message_bytes) <= largest:
+        if (size := n * L * message_bytes + layout.counters * (bits or 0) // 8) <= largest:
             return
         advice = f"use fewer episodes a batch, at most about {largest // (L * message_bytes)}"
-        if n * calibration.account.expected_ones_per_report * message_bytes > largest:
+        ones = calibration.account.expected_ones_per_report
+        if not bits and n * ones * message_bytes > largest:
             advice = (
                 f"the noise of its {layout.counters} counters alone takes more: "
                 "use a larger epsilon, or fewer states, actions or steps"

@@ -46,7 +46,8 @@ def _spec(**changes: object) -> RunSpec:
     epsilon=st.sampled_from([5e-324, 1e-9, 0.05, 100.0]) | st.floats(0.01, 100.0),
     beta=st.sampled_from(EXTREME_BETAS) | st.floats(-40.0, -1e-9).map(math.exp),
     fraction=st.sampled_from([0.0, 5e-324, 0.5, 1.0 - 2.0**-53]),
-    trust=st.sampled_from(["shuffle", "local", "central"]),
+    way=st.sampled_from([("shuffle", "messages"), ("shuffle", "sums"), ("local", "messages")])
+    | st.just(("central", "messages")),
     calibration=st.sampled_from(["exact", "exact", "paper"]),
     horizon=st.sampled_from([1, 3, 20]),
     n=st.sampled_from([1, 2**32, 2**40]) | st.integers(1, 2**20),
@@ -57,19 +58,21 @@ def test_every_run_gets_what_it_asks_for_or_a_reason(
     epsilon: float,
     beta: float,
     fraction: float,
-    trust: str,
+    way: tuple[str, str],
     calibration: str,
     horizon: int,
     n: int,
     max_messages: int,
 ) -> None:
     """A refusal is a problem with a slug, and raises no warning."""
+    trust, aggregation = way
     try:
         spec = _spec(
             epsilon=epsilon,
             beta=beta,
             dishonest_fraction=fraction,
             trust=trust,
+            aggregation=aggregation,
             calibration=calibration if trust == "shuffle" else "exact",
             horizon=horizon,
             max_messages=max_messages,
@@ -122,6 +125,12 @@ def test_more_counters_than_two_bytes_hold_take_a_third(families: str) -> None:
 def test_fewer_episodes_are_the_advice_where_they_help() -> None:
     with pytest.raises(RemoteError, match=f"at most {MAX_BATCH_BYTES} bytes; use fewer episodes"):
         ISSUER.check(_spec(states=4, actions=2, horizon=6), 1 << 26, None)
+
+
+def test_a_sum_is_as_large_as_one_vector_and_a_key_a_report() -> None:
+    ISSUER.check(_spec(aggregation="sums", **LARGE), 1 << 24, None)
+    with pytest.raises(RemoteError, match=f"at most {MAX_BATCH_BYTES} bytes; use fewer episodes"):
+        ISSUER.check(_spec(aggregation="sums", **LARGE), 1 << 25, None)
 
 
 def test_a_run_whose_later_batches_cannot_be_handed_over_is_refused_at_once(api: Api) -> None:
