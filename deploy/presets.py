@@ -15,13 +15,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from riffle.common.mechanism.counters import Sizes, Support, possible_cells
 from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
 from riffle.common.protocol.descriptor import first_fault
 from riffle.coordinator.learners.registry import choose
 from riffle.coordinator.specs import RunSpec, declaring
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
-from riffle.node_client.environments.tabular import Modelled, riverswim
+from riffle.node_client.environments.tabular import Declaration, Modelled, riverswim
 
 AUTO = "auto"
 """Instead of a learner's name: choose one by what is known before the run."""
@@ -103,7 +104,7 @@ def customize(
     name = short_name(learner) if is_file_reference(learner) else learner
     name, because = choose(made.sizes) if name == AUTO else (name, "")
     declared = declaration_of(made)
-    support = None if changes.get("preset") == "paper" else declared.support
+    support = None if changes.get("preset") == "paper" else _restricting(declared, made.sizes)
     low, high = made.reward_range
     values = base.spec.model_dump() | {
         "environment": environment_id,
@@ -123,6 +124,14 @@ def customize(
         raise ValueError(first_fault(error)) from error
     learners = {name: _absolute(learner)} if is_file_reference(learner) else {}
     return Preset(spec, chosen_parameters, base.nodes, learners, because)
+
+
+def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
+    """Returns the declared support; None if all transitions are possible: it would save nothing."""
+    X, A, H = sizes.X, sizes.A, sizes.H
+    if declared.support is None or possible_cells(declared.support, X, A, H).size == H * X * A * X:
+        return None
+    return declared.support
 
 
 def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:

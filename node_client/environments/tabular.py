@@ -102,9 +102,7 @@ class TabularMDP:
         alike = bool((self.P[0] == self.P).all() and (self.r == self.r[0]).all())
         steps = possible[:1] if (possible == possible[0]).all() else possible
         start = tuple(np.flatnonzero(self.d1).tolist())
-        support = Support(start, tuple(_successors(step) for step in steps))
-        every = possible.all() and len(start) == self.d1.size
-        return Declaration(None if every else support, alike)
+        return Declaration(Support(start, tuple(_successors(step) for step in steps)), alike)
 
 
 def _successors(possible: npt.NDArray[np.bool_]) -> Successors:

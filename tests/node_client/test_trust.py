@@ -11,6 +11,7 @@ from riffle.common.mechanism.counters import Sizes, Support
 from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
 from riffle.common.protocol.errors import RemoteError
+from riffle.node_client.environments.builtin import random_mdp
 from riffle.node_client.environments.tabular import Declaration, riverswim
 from riffle.node_client.trust import accept, check_expiry
 from tests.node_client import world
@@ -105,6 +106,7 @@ MORE = Support((0, 1), RIVER.next)
         (FEWER, HERE, False),
         (FEWER, Declaration(), True),
         (RIVER, Declaration(MORE), False),
+        (RIVER, random_mdp(world.SIZES, 0).declaration, False),
     ],
 )
 def test_a_support_must_hold_for_the_nodes_own_environment(
