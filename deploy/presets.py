@@ -5,7 +5,8 @@ Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at eps
 possible transitions, and that all steps are alike, so private counts are pooled over steps.
 
 ``demo`` has K = 10,000 and about 259,000 sealed messages. At this K, 40 of 40 simulated runs end
-within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``paper`` has the paper's K = 20,000.
+within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``riverswim`` has the paper's K
+= 20,000.
 """
 
 from collections.abc import Mapping
@@ -54,14 +55,14 @@ def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Pre
         episodes=episodes,
         epsilon=epsilon,
         beta=1e-5,
-        **declaring({}, declared.support, declared.homogeneous),
+        **declaring({}, support, declared.homogeneous),
     )
     return Preset(spec, {"states": 4, "horizon": horizon})
 
 
 PRESETS = {
     "demo": riverswim_run("demo", horizon=6, episodes=10_000, epsilon=1.0),
-    "paper": riverswim_run("paper", horizon=6, episodes=20_000, epsilon=1.0),
+    "riverswim": riverswim_run("riverswim", horizon=6, episodes=20_000, epsilon=1.0),
 }
 
 
@@ -88,8 +89,8 @@ def customize(
 ) -> Preset:
     """Returns a preset with another learner, environment, or fields of the spec.
 
-    Sizes, rewards, start and declared structure come from the environment itself; the preset of the
-    papers' constants counts impossible transitions, too. ``parameters`` are the environment's.
+    Sizes, rewards, start and declared structure come from the environment itself; with the papers'
+    constants nothing is declared. ``parameters`` are the environment's.
     ``constants`` are the learner's, and ``homogeneous`` and ``support``, which change what is
     declared. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
     environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is replaced by one
@@ -104,7 +105,9 @@ def customize(
     name = short_name(learner) if is_file_reference(learner) else learner
     name, because = choose(made.sizes) if name == AUTO else (name, "")
     declared = declaration_of(made)
-    support = None if changes.get("preset") == "paper" else _restricting(declared, made.sizes)
+    if changes.get("preset") == "paper":
+        declared = Declaration()
+    support = _restricting(declared, made.sizes)
     low, high = made.reward_range
     values = base.spec.model_dump() | {
         "environment": environment_id,

@@ -4,7 +4,7 @@ Batch i has a weight w_i by one of two rules. m is the number of visits that the
 sigma_i^2 is the variance of the noise on a transition count:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
-    visits:  w_i(h,x,a) = m / (m + X sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
+    visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
              the batch's own mixture under a first model of the transitions.
 
 Either weight is the share of a count's variance that comes from sampling. It is near one if there

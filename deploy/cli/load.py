@@ -178,11 +178,11 @@ def wire_command(
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
         if aggregation == "sums":
             sizes = {"states": states, "horizon": horizon}
-            paper = preset("paper")
+            paper = preset("riverswim")
             chosen = customize(paper, "sdp-pe", parameters=sizes, constants={}, changes={})
             document = run_sums_benchmark(messages, episodes, Path(folder), cores, chosen)
         else:
-            document = run_benchmark(messages, Path(folder), cores, preset("paper"))
+            document = run_benchmark(messages, Path(folder), cores, preset("riverswim"))
     emit(document, output, lambda: table(("quantity", "value"), list(dotted_rows(document))))
     for limit in missed_bars(document):
         progress.print(f"missed: {limit}", highlight=False)

@@ -65,7 +65,8 @@ class RunOptions:
     """The options that describe a run: one for each field, in this order."""
 
     preset: Annotated[
-        str, typer.Option(help="preset to start from: demo or paper", autocompletion=_preset_names)
+        str,
+        typer.Option(help="preset to start from: demo or riverswim", autocompletion=_preset_names),
     ] = "demo"
     learner: Annotated[
         str,

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.process.plugins import unknown_name
-from riffle.common.protocol.descriptor import first_fault
+from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import MANUAL
 from riffle.deploy.cli.options import RunOptions, SimulationOptions, read_pairs
@@ -66,7 +66,11 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
     if not how.per_user and options.dishonest_fraction is None:
         options = replace(options, dishonest_fraction=0.0)
-    chosen = options.apply(calibration=calibration, run_id=how.run_id, test_seed=how.test_seed)
+    # The papers' first batches are so small that a report has more messages than a run allows.
+    most = MAX_MESSAGES if options.constants == "paper" and not how.per_user else None
+    chosen = options.apply(
+        calibration=calibration, run_id=how.run_id, test_seed=how.test_seed, max_messages=most
+    )
     if learner in PER_EPISODE:
         if options.families is not None:
             raise ValueError(f"--families is not for {learner}: --calibration decides it")

@@ -80,7 +80,7 @@ def up_command(
 @expand_options(without=["preset"])
 def run_command(
     options: RunOptions,
-    preset: Annotated[str, typer.Argument(help="preset to start from: demo or paper")] = "demo",
+    preset: Annotated[str, typer.Argument(help="preset to start from: demo or riverswim")] = "demo",
     network: Network = SECRETS,
     coordinator_url: CoordinatorUrl = None,
     name: Annotated[str | None, typer.Option(help="name of the run; default the preset's")] = None,

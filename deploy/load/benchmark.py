@@ -114,14 +114,14 @@ def run_sums_benchmark(
     """Compares the processor time of a report as a masked vector and as messages.
 
     The vectors are those of ``chosen``, in a batch of n reports. The cost of a message is measured
-    in the same run, on ``messages`` or more messages of the preset `paper`. It does not depend on
-    the number of counters, so a report of L messages costs L times as much. Both costs are of all
-    roles, and count everything: episodes, noise, seals, HTTP, store, shuffle, opening, ledger.
+    in the same run, on ``messages`` or more messages of the preset `riverswim`. It does not depend
+    on the number of counters, so a report of L messages costs L times as much. Both costs are of
+    all roles, and count everything: episodes, noise, seals, HTTP, store, shuffle, opening, ledger.
 
     Raises as `run_benchmark` does.
     """
     folder.mkdir(exist_ok=True)
-    single = run_benchmark(messages, folder / "messages", cores, preset("paper"))
+    single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))
     summed, spec = with_aggregation(chosen, "sums"), manual_spec(chosen.spec)
     most = {"max_messages": MAX_MESSAGES}
     L = calibrated(spec.model_copy(update=most), n, None).padding.messages

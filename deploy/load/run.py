@@ -94,7 +94,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
 
     Stops runs that an earlier, killed load test left there. ``lock`` is the folder's lock.
     """
-    chosen = with_aggregation(preset("paper"), config.aggregation)
+    chosen = with_aggregation(preset("riverswim"), config.aggregation)
     loopback = LoopbackConfig.of(chosen, config.folder, 0, config.workers)
     mine = os.sched_getaffinity(0)
     os.sched_setaffinity(0, config.service_cores or mine)  # child processes inherit it
@@ -150,7 +150,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     does not answer or a process of the generator does not start, and RemoteError if the target
     refuses its operator.
     """
-    chosen, screen = with_aggregation(preset("paper"), config.aggregation), LiveScreen()
+    chosen, screen = with_aggregation(preset("riverswim"), config.aggregation), LiveScreen()
     spec = manual_spec(chosen.spec)
     live = Live(
         get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
@@ -188,7 +188,7 @@ def assign(
         state_dir=config.folder,  # never written, since users are invented and forgotten
         simulated_users=True,
         environment=spec.environment,
-        environment_parameters=preset("paper").environment,
+        environment_parameters=preset("riverswim").environment,
         max_epsilon=spec.epsilon,
         max_beta=spec.beta,
         min_dishonest_fraction=spec.dishonest_fraction,

@@ -6,6 +6,7 @@ import pytest
 
 from riffle.deploy import presets
 from riffle.node_client.environments.registry import make
+from tests.deploy.cli.calls import document, riffle
 
 ENVIRONMENT = Path(__file__).parents[2] / "examples" / "own_environment.py"
 
@@ -41,3 +42,9 @@ def test_auto_chooses_a_learner_by_the_sizes_and_says_why(environment: str, lear
     named = presets.customize(base, learner, environment, parameters={}, constants={}, changes={})
     assert named.because == ""
     assert named.spec == chosen.spec
+
+
+def test_the_papers_constants_declare_nothing_and_run_in_a_simulation() -> None:
+    result = riffle("simulate", "--constants", "paper", "--seeds", "1", "--format", "json")
+    found = document(result)["constants"]
+    assert (found["name"], found["homogeneous"], found["support"]) == ("paper", False, "none")

@@ -257,7 +257,7 @@ def test_the_ledger_of_a_preset_tells_the_truth(
 def test_what_a_load_test_starts_is_refused_elsewhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    spec = preset("paper").spec
+    spec = preset("riverswim").spec
     with pytest.raises(LocalError, match="off loopback"):
         Roles.load(loopback(LoopbackConfig(tmp_path, spec.environment)), monkeypatch)
     target = Target(tmp_path, "https://shuffler.example:8401", "https://coordinator.example:8400")

@@ -99,7 +99,7 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
             3,
             "--option adversary, privacy",
         ),
-        (["simulate", "--learner", "uob-lbps", "--preset", "paper"], 3, "--preset"),
+        (["simulate", "--learner", "uob-lbps", "--preset", "riverswim"], 3, "--preset"),
         (["simulate", "--learner", "uob-lbps", "--preset", "demo"], 3, "--preset"),
         (["simulate", "--learner", "uob-lbps", "--option", "width=1"], 3, "'widths'? known are"),
         (["simulate", "--learner", "uob-lbps", "--option", "seed=1"], 3, "known are widths"),

@@ -61,7 +61,7 @@ def test_rates_are_those_of_one_batch() -> None:
 @pytest.mark.parametrize("messages", [100_000, 300_000])
 def test_the_batch_is_the_smallest_with_enough_messages(messages: int) -> None:
     """With a dishonest fraction, n L grows in steps only."""
-    spec = preset("paper").spec.model_copy(update={"dishonest_fraction": 0.0})
+    spec = preset("riverswim").spec.model_copy(update={"dishonest_fraction": 0.0})
     n = batch_for(spec, messages)
     assert n * calibrated(spec, n, None).padding.messages >= messages
     assert (n - 1) * calibrated(spec, n - 1, None).padding.messages < messages

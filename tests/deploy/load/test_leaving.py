@@ -162,7 +162,7 @@ def test_runs_of_a_killed_load_are_stopped(tmp_path: Path) -> None:
     config = LoadConfig(tmp_path, nodes=1, rate=1, seconds=1, workers=1)
     with lock_folder(tmp_path) as lock:
         with loopback_target(config, lock) as target, target.operator() as operator:
-            left = operator.create_run(manual_spec(preset("paper").spec))["id"]
+            left = operator.create_run(manual_spec(preset("riverswim").spec))["id"]
         with loopback_target(config, lock) as target, target.operator() as operator:
             assert [(run["id"], run["state"]) for run in operator.runs()] == [(left, "stopped")]
 
