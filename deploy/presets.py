@@ -55,7 +55,7 @@ def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Pre
         episodes=episodes,
         epsilon=epsilon,
         beta=1e-5,
-        **declaring({}, support, declared.homogeneous),
+        **declaring({}, declared.support, declared.homogeneous),
     )
     return Preset(spec, {"states": 4, "horizon": horizon})
 
