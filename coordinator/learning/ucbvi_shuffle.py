@@ -232,10 +232,11 @@ def batch_sizes(problem: Problem, options: Options) -> list[int]:
     terms = {"joint": 2 * successors, "lean": successors, "paper": 1}[problem.families]
     sigma = math.sqrt(terms * problem.noise(max(episodes // 4, options.smallest_n), None))
     least = max(options.smallest_n, math.ceil(options.first * sigma * pairs / problem.sizes.H))
-    lengths = [1.0]
-    while least * (sum(lengths) + options.growth ** len(lengths)) <= episodes:
-        lengths.append(options.growth ** len(lengths))
-    sizes = [round(episodes * length / sum(lengths)) for length in lengths[:-1]]
+    lengths, total = [1.0], 1.0
+    while least * (total + (longer := options.growth ** len(lengths))) <= episodes:
+        lengths.append(longer)
+        total += longer
+    sizes = [round(episodes * length / total) for length in lengths[:-1]]
     return [*sizes, episodes - sum(sizes)]
 
 
