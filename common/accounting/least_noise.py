@@ -125,7 +125,9 @@ def smallest(
 
 
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
-    """Returns the next value to try between low and high, by the last points' secant in logarithms.
+    """Returns the next value to try between low and high.
+
+    A secant through the last two points, in logarithms, predicts it.
 
     A prediction next to a known end is moved a step inside, so that the bracket closes.
     """

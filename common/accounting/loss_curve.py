@@ -301,7 +301,7 @@ class Composition:
 
 
 def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
-    """Composes all parts on the grid of this bound."""
+    """Composes the losses of all parts, on the grid that this bound needs."""
     moves = sum(count for _, count in parts)
     power = 1 << (moves - 1).bit_length()
     down = min(DOWN_PER_MOVE * power, DOWN_MOST) if bound == "lower" else 0

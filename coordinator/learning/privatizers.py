@@ -174,8 +174,9 @@ def noise_of_draw(
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
-    `sensitivity` covers all families together. Its L1 norm is 6 H for three families of visits and
-    rewards, which gives 2 epsilon, and 4 H + X A with losses under full information.
+    `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families, of
+    visits and rewards, the norm is 6 H, so `paper` gives 2 epsilon. With losses under full
+    information the norm is 4 H + X A.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
 

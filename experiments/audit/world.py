@@ -156,7 +156,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
 
 
 def fitting_noise(setting: Setting) -> Noise:
-    """Returns the fewest bits of p = 1/8 for each user that give (epsilon, beta)-DP."""
+    """Returns noise with p = 1/8 and the fewest bits a user with which (epsilon, beta)-DP holds."""
     p, target = 2.0**-P_LOG2, setting.epsilon * (1.0 - MARGIN)
     composition = setting.beta * (1.0 - OVERFLOW_SHARE)
     bits = needed_bits(p, setting.layout.cells, target, composition)

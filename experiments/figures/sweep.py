@@ -128,8 +128,8 @@ class Backend:
 def sweep(jobs: Iterable[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
     """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    Raises: LocalError: ``wrong-state``: the rows or the cluster's workers have other code than this
-    process; ``unavailable``: the Dask scheduler does not answer.
+    Raises: LocalError: ``wrong-state``: other code than this process has made the rows or runs
+    on the cluster's workers; ``unavailable``: the Dask scheduler does not answer.
     """
     unique = list(dict.fromkeys(jobs))
     rows.check_code({(run.key, seed) for run, seed in unique})

@@ -220,7 +220,7 @@ def _slack(scale: float) -> float:
 def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Plan:
     """Returns for every (x, a) the best policy, within `actions`, that takes a at (h, x).
 
-    Policies (X A, H, X) and values (X A,) in the order of (x, a).
+    The plan has policies (X A, H, X) and values (X A,), both in the order of (x, a).
     """
     _, X, A = model.r.shape
     V, Q = _optimal(model, actions)

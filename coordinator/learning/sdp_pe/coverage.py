@@ -116,7 +116,7 @@ def _cover(
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Updates weights w (M,) until the certificate at `tolerance` holds among atoms d (M, |Z|)."""
+    """Updates weights w (M,) until every atom of d (M, |Z|) meets the bound 1 + `tolerance`."""
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g
