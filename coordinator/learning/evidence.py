@@ -5,7 +5,8 @@ sigma_i^2 is the variance of the noise on a transition count:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
-             the batch's own mixture under a first model of the transitions.
+             the batch's own mixture under a first model of the transitions. k counts the states
+             that may follow (h, x, a).
 
 Either weight is the share of a count's variance that comes from sampling. It is near one if there
 are many visits, and near m over the noise's variance (the matched filter) if noise dominates. With
