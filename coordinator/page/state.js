@@ -28,7 +28,8 @@ const CHANGES = {
   batch_rejected(run, data, at) {
     const outcome = { total: data.messages, failed: data.failed, dishonest: data.dishonest };
     const spent = { epsilon: Number(data.epsilon), beta: data.beta };
-    change(run, data, { ...outcome, ...spent, state: "rejected", settledAt: at });
+    const { suspicious, test, deviation } = data;
+    change(run, data, { ...outcome, ...spent, suspicious, test, deviation, state: "rejected", settledAt: at });
   },
   batch_abandoned(run, data, at) {
     change(run, data, { state: "abandoned", executed: data.episodes, settledAt: at });
@@ -67,7 +68,7 @@ export function spoken(event) {
   const { data } = event;
   const texts = {
     batch_counted: () => `Batch ${data.index} counted: ${data.n} reports${data.suspicious ? ", suspicious" : ""}.`,
-    batch_rejected: () => `Batch ${data.index} rejected: too many dishonest reports.`,
+    batch_rejected: () => `Batch ${data.index} rejected: ${data.suspicious ? "its counts are suspicious" : "too many dishonest reports"}.`,
     batch_abandoned: () => `Batch ${data.index} abandoned.`,
     stage_finished: () => `Stage ${data.stage} finished.`,
     run_finished: () => "The run is finished.",

@@ -171,11 +171,11 @@ def add_settlement(connection: Connection, run_id: str, settlement: Settlement, 
         "beta": spend.beta,
         "dishonest": spend.dishonest,
     }
+    if settlement.check is not None:
+        data |= check | {"suspicious": settlement.check.suspicious}
     if settlement.event == "reject":
         add_event(connection, run_id, now, ("batch_rejected", data))
         return
-    if settlement.check is not None:
-        data |= check | {"suspicious": settlement.check.suspicious}
     if settlement.estimate is not None:
         data |= {"value": settlement.estimate.value, "radius": settlement.estimate.radius}
     add_event(connection, run_id, now, ("batch_counted", data))

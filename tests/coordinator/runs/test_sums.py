@@ -17,7 +17,7 @@ from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.runs import learner
 from riffle.coordinator.runs.coordinator import Coordinator
-from tests.coordinator.faults import Breaking, outcome
+from tests.coordinator.faults import Breaking, outcome, read
 from tests.coordinator.learner import Tiny
 from tests.coordinator.world import (
     ANALYZER,
@@ -86,6 +86,9 @@ def test_a_large_lie_rejects_the_batch_and_no_learner_sees_it(lie: int, tmp_path
     assert rejected.check is not None
     assert rejected.check.suspicious
     assert all(entry.spend.within_promise for entry in counted)
+    events = read(tmp_path, lambda store: store.events(RUN))
+    told = [event.data for event in events if event.kind == "batch_rejected"]
+    assert [(one["suspicious"], one["test"]) for one in told] == [(True, rejected.check.test)]
     assert 0 < rejected.spend.epsilon_upper <= 4.0, "its users have reported, so it is spent"
 
 
