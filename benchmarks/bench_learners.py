@@ -3,13 +3,15 @@
     python -m benchmarks.bench_learners river     # RiverSwim-v0 at three K, and messages
     python -m benchmarks.bench_learners epsilons  # five environments, five epsilons, K = 20,000
     python -m benchmarks.bench_learners declared  # what a declared support is worth
+    python -m benchmarks.bench_learners large     # seconds a batch, X=50, A=4, H=20
 
 ``--first`` and ``--seeds`` choose the seeds; the default, 7000 to 7019, was not used for tuning. A
 cell is the pseudo-regret, its mean with half the width of its 95 % Student t band over seeds. The
 baseline is in `baseline_sdp_pe.json`. The exit code is 1 if some cell is worse than the baseline
 beyond both bands, or a bar of the declared support is missed: on RiverSwim-v0 a regret of 1,300,
 and 95 % of runs within 5 % of V*; on FrozenLake-v1 a fifth of the counters, and policies worth 85 %
-of V* in the mean over seeds.
+of V* in the mean over seeds. `large` fails if a batch takes more than 20 s, or at K = 10^9 more
+than 1.5 times as long as at K = 10^6.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.bench_ablation import EPSILONS, WORLDS, Setting
 from riffle.common.mechanism.counters import CounterLayout
-from riffle.coordinator.learners.registry import choose
+from riffle.common.protocol.descriptor import MAX_MESSAGES
+from riffle.coordinator.learners.registry import Registry, choose
+from riffle.coordinator.specs import RunSpec
+from riffle.experiments.per_episode import mechanism_of
+from riffle.experiments.simulator import simulate
 from riffle.experiments.study import band
 from riffle.node_client.environments.registry import exact_mdp, make
 
@@ -87,15 +94,35 @@ def declared(seeds: range) -> bool:
     return all(fine)
 
 
+def large() -> bool:
+    """Prints how long `ucbvi-shuffle` plans and simulates a batch; returns if it is fast enough."""
+    mdp = exact_mdp(make("RandomMDP-v0", states=50, actions=4, horizon=20))
+    seconds = []
+    for K in (10**6, 10**9):
+        spec = RunSpec(
+            name="large", environment="RandomMDP-v0", states=50, actions=4, horizon=20, episodes=K,
+            epsilon=1.0, beta=1e-5, learner="ucbvi-shuffle", dishonest_fraction=0.0,
+            start=tuple(mdp.d1.tolist()), max_messages=MAX_MESSAGES,
+        )  # fmt: skip
+        started = time.perf_counter()
+        run = simulate(mdp, Registry().build(spec), spec.families, mechanism_of(spec), 0)
+        seconds.append((time.perf_counter() - started) / len(run.deployments))
+        print(f"K = {K:,}: {len(run.deployments)} batches, {seconds[-1]:.2f} s each", flush=True)
+    print(f"ratio {seconds[1] / seconds[0]:.2f}")
+    return max(seconds) <= 20 and seconds[1] <= 1.5 * seconds[0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("table", choices=["river", "epsilons", "declared"])
+    parser.add_argument("table", choices=["river", "epsilons", "declared", "large"])
     parser.add_argument("--first", type=int, default=7000)
     parser.add_argument("--seeds", type=int, default=20)
     asked = parser.parse_args()
     seeds = range(asked.first, asked.first + asked.seeds)
     if asked.table == "declared":
         return 0 if declared(seeds) else 1
+    if asked.table == "large":
+        return 0 if large() else 1
     print("| environment | K | epsilon | learner | SDP-PE | regret | change | near V* | messages |")
     print("|---|---|---|---|---|---|---|---|---|")
     if asked.table == "river":

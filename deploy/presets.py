@@ -5,8 +5,7 @@ Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at eps
 possible transitions, and that all steps are alike, so private counts are pooled over steps.
 
 ``demo`` has K = 10,000 and about 254,000 sealed messages. At this K, 40 of 40 simulated runs end
-within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``riverswim`` has the paper's K
-= 20,000.
+within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``riverswim`` has K = 20,000, as 000.
 """
 
 from collections.abc import Mapping
