@@ -170,6 +170,7 @@ def test_a_batch_too_large_to_hand_over_is_refused_at_once(api: Api) -> None:
 def test_sdp_pe_refuses_what_it_cannot_do(api: Api) -> None:
     listed = {"active_set": "enumerated"}
     many = {**SMALL, "learner": "sdp-pe", "states": 30, "actions": 4, "options": listed}
+    many |= {"episodes": 100_000}
     assert "enumeration" in problem(api.call("POST", "", json=many))[2]
     option = {**SMALL, "learner": "sdp-pe", "options": {"growth": "fast"}}
     assert "growth" in problem(api.call("POST", "", json=option))[2]
