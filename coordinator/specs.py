@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
+from riffle.common.accounting.calibrate import CalibrationName
 from riffle.common.mechanism.counters import MAX_COUNTERS, CounterLayout, Families, Sizes, Support
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
@@ -79,7 +80,7 @@ class RunSpec(Document):
         description="how counts are sent: messages, or sums where owners and operators allow them",
     )
     families: Families = "joint"
-    calibration: Literal["exact", "paper"] = "exact"
+    calibration: CalibrationName = "exact"
     preset: Literal["practical", "paper"] = "practical"
     options: dict[str, Option] = Field(
         default_factory=dict, description="constants of the learner that replace its preset's"
@@ -113,8 +114,8 @@ class RunSpec(Document):
         entries = max(self.layout().counters, self.states**2 * self.actions * self.horizon)
         if entries > MAX_COUNTERS:
             raise ValueError(f"{entries} counters exceed {MAX_COUNTERS}; use fewer states")
-        if self.trust != "shuffle" and "paper" in (self.calibration, self.preset):
-            raise ValueError("the papers' calibration and preset are for trust 'shuffle' only")
+        if self.trust != "shuffle" and (self.calibration != "exact" or self.preset == "paper"):
+            raise ValueError("the papers' calibrations and preset are for trust 'shuffle' only")
         if self.trust != "shuffle" and self.aggregation == "sums":
             raise ValueError("aggregation 'sums' is for trust 'shuffle' only")
         if self.start is not None:

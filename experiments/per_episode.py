@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -131,15 +131,16 @@ def run(
     epsilon: float = 1.0,
     beta: float = 1e-5,
     seed: int = 0,
-    calibration: NoiseLevels = "tight",
+    calibration: NoiseLevels | Literal["conference"] = "tight",
     constants: str = "practical",
     options: Mapping[str, Option] | None = None,
     checkpoints: Sequence[int] | None = None,
 ) -> Result:
     """Runs a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
 
-    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof; in the
-    shuffle model the exact accountant's). `constants` names a preset (`practical`, `paper`), and
+    `calibration` is `paper` (the papers' noise), `conference` (that of 003, for batched learners)
+    or `tight` (the least noise with a proof; in the shuffle model the exact accountant's).
+    `constants` names a preset (`practical`, `paper`), and
     `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`. Of the
     environment's structure, only the option `homogeneous` declares anything, as in the papers.
     Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is always added.
@@ -154,12 +155,14 @@ def run(
         raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
     if name in BATCHED:
         chosen = {"learner": name, "episodes": K, "epsilon": epsilon, "beta": beta, "seed": seed}
-        chosen |= {"calibration": "exact" if calibration == "tight" else "paper"}
+        chosen |= {"calibration": "exact" if calibration == "tight" else calibration}
         chosen |= {"preset": constants, **declaring(options or {}, None, homogeneous=False)}
         spec = _spec(mdp, chosen)
         return _run_batched(spec, mdp, points)
     if name not in PER_EPISODE:
         raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))
+    if calibration == "conference":
+        raise LocalError("invalid-spec", f"calibration 'conference' (003) is not for {name}")
     bonus = _bonus(constants, options or {})
     return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, calibration, bonus), points)
 

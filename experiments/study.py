@@ -20,6 +20,7 @@ from riffle.common.process.workers import SPAWN
 from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
+from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.bands import METHOD, student_band
 from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
@@ -35,7 +36,11 @@ NO_FILES: Files = {}
 Result = TypeVar("Result")
 
 # A spec calls the accountant's noise "exact"; simulations call the least provable noise "tight".
-CALIBRATIONS: dict[str, Literal["tight", "paper"]] = {"exact": "tight", "paper": "paper"}
+CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
+    "exact": "tight",
+    "paper": "paper",
+    "conference": "conference",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ The split of epsilon assumes that replacing one user moves one cell in each laye
 moves two, so by the papers' own composition this gives 2 epsilon. But the constant 96 is so large
 that the exact guarantee, which `account` computes, is far below epsilon.
 
+**Shuffle, conference.** Paper 003, section V, writes the same noise, but does not split beta: every
+counter gets beta' = beta.
+
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
 (randomised response). Paper 004's alternative, discrete Laplace noise on each counter, has exactly
 the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), with a variance of 2
@@ -39,7 +42,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 from riffle.common.accounting import loss_curve
 from riffle.common.accounting.account import Account, BatchEvent, account, check_batch, moves_of
@@ -74,7 +77,7 @@ from riffle.common.mechanism.sums import word_bits
 
 N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 
-CalibrationName = Literal["exact", "paper"]
+CalibrationName = Literal["exact", "paper", "conference"]
 
 OVERFLOW_SHARE = 0.01
 """Share of beta that padding may spend."""
@@ -129,8 +132,8 @@ def calibrate(
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
-    noise; `account.epsilon_upper` says what this noise guarantees. "sums" has the same noise as
-    "messages" and no padding, so `max_messages` does not matter.
+    noise, "conference" that of paper 003; `account.epsilon_upper` says what a noise guarantees.
+    "sums" has the same noise as "messages" and no padding, so `max_messages` does not matter.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
     noise bits, or if epsilon is too small for the accountant; ValueError for impossible arguments.
@@ -138,9 +141,10 @@ def calibrate(
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
     check_batch(layout.cells, layout.counters, beta)
-    if calibration not in ("exact", "paper"):
-        raise ValueError(f"calibration must be 'exact' or 'paper', got {calibration!r}")
-    tau = paper_tau(epsilon, beta, layout.sizes) if calibration == "paper" else None
+    if calibration not in (known := get_args(CalibrationName)):
+        raise ValueError(f"calibration must be one of {', '.join(known)}; got {calibration!r}")
+    split = calibration == "paper"
+    tau = None if calibration == "exact" else paper_tau(epsilon, beta, layout.sizes, split=split)
     request = _Request(layout, n, required, tau)
     noise, padding = _plan(request)
     bits = None
@@ -243,13 +247,16 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     return high
 
 
-def paper_tau(epsilon: float, beta: float, sizes: Sizes) -> int:
+def paper_tau(epsilon: float, beta: float, sizes: Sizes, *, split: bool = True) -> int:
     """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
+
+    ``split``: beta is split over (h, x, a), as in paper 000; paper 003 does not split it.
 
     Raises CalibrationError if tau is above 2^53, which is more than a report could draw.
     """
     per_counter = min(epsilon / (3 * sizes.H), LARGEST_EPSILON)  # its square must fit a double
-    log = math.log(2.0 * sizes.H * sizes.X * sizes.A) - math.log(beta)
+    parts = sizes.H * sizes.X * sizes.A if split else 1
+    log = math.log(2.0 * parts) - math.log(beta)
     if 96.0 * log >= MAX_BITS * per_counter**2:
         raise CalibrationError(
             f"epsilon={epsilon:.6g} at beta={beta:g} takes the papers' tau above 2^53, more than "

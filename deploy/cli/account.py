@@ -6,7 +6,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from riffle.common.accounting import Account, BatchEvent, account, calibrate, gaussian_variance
+from riffle.common.accounting import (
+    Account,
+    BatchEvent,
+    CalibrationName,
+    account,
+    calibrate,
+    gaussian_variance,
+)
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Noise, Padding
 from riffle.common.mechanism.sums import report_bytes, word_bits
@@ -14,7 +21,6 @@ from riffle.common.protocol.hpke import OVERHEAD
 from riffle.deploy.output import Output, emit, one_line_errors, table
 
 Scope = Literal["layer", "all"]
-CalibrationName = Literal["exact", "paper"]
 
 
 @one_line_errors

@@ -147,8 +147,8 @@ class SimulationOptions:
     """The options of a simulation."""
 
     calibration: Annotated[
-        Literal["tight", "paper"] | None,
-        typer.Option(help="noise: tight (the least that is proved), or the papers'"),
+        Literal["tight", "paper", "conference"] | None,
+        typer.Option(help="noise: tight (the least that is proved), the papers', or that of 003"),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2

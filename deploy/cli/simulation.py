@@ -186,6 +186,8 @@ def _case(options: RunOptions, how: SimulationOptions) -> Case:
         "calibration": how.calibration,
     }
     values = DEFAULTS | {name: value for name, value in own.items() if value is not None} | pairs
+    if values["calibration"] not in ADVERSARIAL_CALIBRATIONS:
+        raise ValueError(f"--calibration {values['calibration']} is not for {options.learner}")
     values |= {
         "name": options.learner,
         "widths": str(values["widths"]).split("-"),

@@ -112,7 +112,7 @@ def test_no_n_works_when_slots_do_not_even_hold_the_data() -> None:
         reference("paper", max_messages=18)
 
 
-@pytest.mark.parametrize("calibration", ["exact", "paper"])
+@pytest.mark.parametrize("calibration", ["exact", "paper", "conference"])
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-200, 5e-324])
 def test_an_epsilon_below_the_accountants_reach_is_refused(
     calibration: CalibrationName, epsilon: float
@@ -130,7 +130,7 @@ def test_an_epsilon_below_the_accountants_reach_is_refused(
         ({"beta": 0.0}, "beta"),
         ({"n": 0}, "n >= 1"),
         ({"dishonest_fraction": 1.0}, "dishonest_fraction"),
-        ({"calibration": "best"}, "'exact' or 'paper'"),
+        ({"calibration": "best"}, "exact, paper, conference; got 'best'"),
     ],
 )
 def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -> None:
@@ -140,6 +140,12 @@ def test_impossible_requests_are_refused(change: dict[str, Any], message: str) -
 
 def test_the_papers_tau() -> None:
     assert paper_tau(1.0, 1e-5, SIZES) == 500_068
+
+
+def test_the_conference_papers_tau_does_not_split_beta() -> None:
+    assert paper_tau(1.0, 1e-5, SIZES, split=False) == math.ceil(96 * math.log(2e5) * 18**2)
+    noise = reference("paper", calibration="conference").noise
+    assert noise.mean(4_096) < reference("paper", calibration="paper").noise.mean(4_096)
 
 
 @pytest.mark.parametrize("epsilon", [1e3, 1e155, 1e308])
