@@ -1,5 +1,6 @@
 """The coordinator as a process: it starts without a shuffler, says so, and leaves on SIGTERM."""
 
+import json
 import os
 import signal
 import socket
@@ -46,7 +47,10 @@ def started(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Cl
     """A coordinator's process and its operator's client."""
     known = settings(directory, port=free_port(), workers=1)
     fields = known.model_dump(exclude_none=True, mode="json")
-    environment = {f"RIFFLE_COORDINATOR_{k.upper()}": str(v) for k, v in fields.items()}
+    environment = {
+        f"RIFFLE_COORDINATOR_{k.upper()}": v if isinstance(v, str) else json.dumps(v)
+        for k, v in fields.items()
+    }
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=os.environ | environment)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     url = f"http://127.0.0.1:{known.port}"

@@ -1,5 +1,6 @@
 """Settings: every one documented, every fault named."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ def test_every_setting_is_described() -> None:
 def test_settings_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = settings(tmp_path).model_dump(exclude_none=True)
+    known = settings(tmp_path).model_dump(exclude_none=True, mode="json")
     for name, value in known.items():
-        monkeypatch.setenv(PREFIX + name.upper(), str(value))
+        text = value if isinstance(value, str) else json.dumps(value)
+        monkeypatch.setenv(PREFIX + name.upper(), text)
     monkeypatch.setenv(f"{PREFIX}PORT", "9000")
     assert Settings.load() == settings(tmp_path, port=9000)
     assert Settings.load().url == f"sqlite:///{tmp_path / 'coordinator.sqlite'}"
