@@ -190,19 +190,22 @@ class FakeShuffler(ShufflerClient):
 
     async def status(self, batch_id: str, wait: float) -> BatchStatus:
         self._called("status")
-        if batch_id not in self.states:
-            raise RemoteError("unknown-batch", "no such batch")
-        if self.fills and self.states[batch_id] == "open":
+        if self.fills and self._state(batch_id) == "open":
             self.states[batch_id] = "sealed"
-        if self.states[batch_id] == "open":
+        if self._state(batch_id) == "open":
             await asyncio.sleep(min(wait, 0.01))
         n = self.contexts[batch_id].descriptor.n
-        state = self.states[batch_id]
+        state = self._state(batch_id)  # a test may forget the batch meanwhile
         held = 3 if state == "abandoned" else n
         episodes = None if state == "open" else held + self.expired
         return BatchStatus(
             batch_id=batch_id, state=state, n=n, episodes=episodes, declined=self.declined
         )
+
+    def _state(self, batch_id: str) -> BatchState:
+        if batch_id not in self.states:
+            raise RemoteError("unknown-batch", "no such batch")
+        return self.states[batch_id]
 
     async def open_batches(self) -> tuple[str, ...]:
         if self.down > 0:  # asked beside the drivers, whose calls tests count
@@ -211,9 +214,7 @@ class FakeShuffler(ShufflerClient):
 
     async def conservation(self, batch_id: str) -> Conservation:
         self._called("conservation")
-        if batch_id not in self.states:
-            raise RemoteError("unknown-batch", "no such batch")
-        d, state = self.contexts[batch_id].descriptor, self.states[batch_id]
+        state, d = self._state(batch_id), self.contexts[batch_id].descriptor
         L, open_ = d.padding.messages, state == "open"
         held = 0 if open_ else 3 if state == "abandoned" else d.n
         forwarded = held if state in ("forwarded", "erased") else 0
@@ -235,9 +236,7 @@ class FakeShuffler(ShufflerClient):
 
     async def messages(self, batch_id: str, size: int) -> Messages:
         self._called("messages")
-        if batch_id not in self.states:
-            raise RemoteError("unknown-batch", "no such batch")
-        if self.states[batch_id] == "abandoned":
+        if self._state(batch_id) == "abandoned":
             raise RemoteError("late", "the batch was given up")
         assert self.states[batch_id] in ("sealed", "forwarded")
         self.states[batch_id] = "forwarded"
@@ -271,6 +270,18 @@ class FakeShuffler(ShufflerClient):
     async def identity(self) -> str:
         self._called("identity")
         return SHUFFLER_ID
+
+
+class LateShuffler(FakeShuffler):
+    """Every descriptor reaches it after the batch has expired."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def deposit(self, *args: Any) -> Any:
+        self._clock.now += spec().batch_seconds
+        raise RemoteError("late", "the descriptor expired")
 
 
 def runs_with_work(store: Store) -> list[str]:

@@ -220,13 +220,18 @@ def test_a_secret_that_cannot_be_read_stops_the_start_and_ends_nothing(api: Api)
     assert api.status(batch)["state"] == "open"
 
 
-def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
-    """Sealed: nothing has left, so it is abandoned. Forwarded: it counts, so it is erased."""
+def sealed_and_forwarded(api: Api) -> tuple[Batch, Batch, str]:
+    """Returns a full batch, another that was handed over, and its digest; kept for 1,000 s."""
     api.restart(retention_seconds=1_000)
     sealed, forwarded = api.deposit(), api.deposit(deployment=1)
     api.fill(sealed)
     api.fill(forwarded, first_user=10)
-    digest = api.messages(forwarded).headers["Riffle-Messages-Digest"]
+    return sealed, forwarded, api.messages(forwarded).headers["Riffle-Messages-Digest"]
+
+
+def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
+    """Sealed: nothing has left, so it is abandoned. Forwarded: it counts, so it is erased."""
+    sealed, forwarded, digest = sealed_and_forwarded(api)
     api.clock.now = NOW + 999  # from sealing: an expiry that is far away keeps nothing longer
     states = [api.status(one)["state"] for one in (sealed, forwarded)]
     assert (states, len(secrets(api))) == (["sealed", "forwarded"], 3)
@@ -240,11 +245,7 @@ def test_a_batch_that_nobody_takes_is_not_kept_for_ever(api: Api) -> None:
 
 def test_a_batch_due_for_erasure_is_handed_over_no_more(api: Api) -> None:
     """No caller asked for anything since it was due, so the request itself has to end it."""
-    api.restart(retention_seconds=1_000)
-    sealed, forwarded = api.deposit(), api.deposit(deployment=1)
-    api.fill(sealed)
-    api.fill(forwarded, first_user=10)
-    digest = api.messages(forwarded).headers["Riffle-Messages-Digest"]
+    sealed, forwarded, digest = sealed_and_forwarded(api)
     api.clock.now = NOW + 999
     assert api.messages(forwarded).headers["Riffle-Messages-Digest"] == digest
     api.clock.now += 1

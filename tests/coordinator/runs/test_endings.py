@@ -22,6 +22,7 @@ from tests.coordinator.world import (
     RUN,
     Clock,
     FakeShuffler,
+    LateShuffler,
     drivers_end,
     one_key,
     parts,
@@ -36,13 +37,7 @@ pytestmark = both_engines
 
 def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None:
     clock = Clock()
-
-    class Slow(FakeShuffler):
-        async def deposit(self, *args: Any) -> Any:
-            clock.now += spec().batch_seconds
-            raise RemoteError("late", "the descriptor expired")
-
-    run_to_end(parts(tmp_path, Slow(), clock), spec(reissues=2))
+    run_to_end(parts(tmp_path, LateShuffler(clock), clock), spec(reissues=2))
     result = outcome(tmp_path)
     assert [state for state, _, _ in result["states"]] == ["abandoned"] * 3
     assert result["state"][0] == "failed"

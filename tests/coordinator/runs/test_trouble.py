@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from riffle.common.protocol.descriptor import batch_id
-from riffle.common.protocol.errors import RemoteError
 from riffle.coordinator.runs.coordinator import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
@@ -21,6 +20,7 @@ from tests.coordinator.world import (
     RUN,
     Clock,
     FakeShuffler,
+    LateShuffler,
     Parts,
     drivers_end,
     parts,
@@ -194,13 +194,7 @@ def test_lost_batches_and_the_runs_failure_are_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "riffle.coordinator")
     clock = Clock()
-
-    class Late(FakeShuffler):
-        async def deposit(self, *args: Any) -> Any:
-            clock.now += spec().batch_seconds
-            raise RemoteError("late", "the descriptor expired")
-
-    run_to_end(parts(tmp_path, Late(), clock), spec(reissues=1))
+    run_to_end(parts(tmp_path, LateShuffler(clock), clock), spec(reissues=1))
     lines = logged(caplog)
     lost = [line for line in lines if line["event"] == "abandoned"]
     assert [line["batch_id"] for line in lost] == [batch_id(RUN, 0), batch_id(RUN, 1)]
