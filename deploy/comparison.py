@@ -11,7 +11,7 @@ from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import run_to_end
 from riffle.deploy.operator import Answer, Operator
 from riffle.deploy.output import progress
-from riffle.deploy.presets import Preset
+from riffle.experiments.presets import Preset
 
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 VIEWS: Mapping[Trust, tuple[str, str, str]] = {

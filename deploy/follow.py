@@ -10,8 +10,8 @@ from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import MANUAL, TrueValue, TrueValueSpec
 from riffle.deploy.operator import Answer, Operator
 from riffle.deploy.output import RunError, bar, line, progress, time_left
-from riffle.deploy.presets import Preset
 from riffle.deploy.report import FinishedRun, mixture_of, write, write_settled_rows
+from riffle.experiments.presets import Preset
 from riffle.experiments.regret import mixture_value, optimal_value
 from riffle.node_client.environments.registry import make
 from riffle.node_client.environments.tabular import Modelled, TabularMDP

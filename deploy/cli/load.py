@@ -32,7 +32,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
-from riffle.deploy.presets import customize, preset
+from riffle.experiments.presets import customize, preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 OF_A_NETWORK_THAT_IS_UP = ("shuffler_url", "coordinator_url")

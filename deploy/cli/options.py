@@ -15,7 +15,7 @@ import typer
 from riffle.common.mechanism.parameters import Aggregation, Trust
 
 if TYPE_CHECKING:
-    from riffle.deploy.presets import Preset
+    from riffle.experiments.presets import Preset
 
 Families = Literal["paper", "lean", "joint"]
 """The same names as in `common.mechanism.counters`, which imports NumPy."""
@@ -36,7 +36,7 @@ Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
 def _preset_names() -> list[str]:
-    from riffle.deploy.presets import PRESETS  # noqa: PLC0415  (only a completing shell needs it)
+    from riffle.experiments.presets import PRESETS  # noqa: PLC0415  (only a completing shell needs it)
 
     return list(PRESETS)
 
@@ -123,9 +123,9 @@ class RunOptions:
 
         Prints which learner was chosen, and why, if the choice was left to Riffle.
 
-        Raises as `deploy.presets.customize`, or ValueError if a text is not NAME=VALUE.
+        Raises as `experiments.presets.customize`, or ValueError if a text is not NAME=VALUE.
         """
-        from riffle.deploy.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
+        from riffle.experiments.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
 
         horizon = {} if self.horizon is None else {"horizon": self.horizon}
         own = {name: getattr(self, name) for name in SPEC_FIELDS}

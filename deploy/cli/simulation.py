@@ -20,12 +20,12 @@ from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import MANUAL
 from riffle.deploy.cli.options import RunOptions, SimulationOptions, read_pairs
 from riffle.deploy.output import progress, steps
-from riffle.deploy.presets import Preset
 from riffle.experiments import per_user
 from riffle.experiments.adversarial import AdversarialResult, run
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED, WIDTHS, Case
 from riffle.experiments.bands import METHOD
 from riffle.experiments.per_episode import PER_EPISODE
+from riffle.experiments.presets import Preset
 from riffle.experiments.study import CALIBRATIONS, band, map_seeds, study
 from riffle.node_client.environments.registry import exact_mdp, make
 from riffle.node_client.environments.tabular import Modelled

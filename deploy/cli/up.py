@@ -30,8 +30,8 @@ from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import Output, emit, one_line_errors, progress, table
-from riffle.deploy.presets import Preset
 from riffle.deploy.report import FILES
+from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import declaration_of, make
 
 COMPARISON = "comparison.json"

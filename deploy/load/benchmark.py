@@ -36,7 +36,7 @@ from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.operator import LAST_EVENTS, Answer, Operator
 from riffle.deploy.output import progress, timed_bar
-from riffle.deploy.presets import Preset, preset, with_aggregation
+from riffle.experiments.presets import Preset, preset, with_aggregation
 
 PRIMITIVE_SECONDS = 4.0
 WARM_EPISODES, WARM_SECONDS = 400, 5.0

@@ -23,7 +23,7 @@ from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import bar, line, progress
-from riffle.deploy.presets import preset, with_aggregation
+from riffle.experiments.presets import preset, with_aggregation
 from riffle.node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4

@@ -26,7 +26,7 @@ from riffle.deploy.network import processes, secrets
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.processes import Usage
 from riffle.deploy.output import bar, line
-from riffle.deploy.presets import Preset
+from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import Parameter
 
 READY_SECONDS = 60.0

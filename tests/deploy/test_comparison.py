@@ -12,7 +12,7 @@ from riffle.deploy.cli.main import build
 from riffle.deploy.comparison import TRUST_MODELS, VIEWS
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
-from riffle.deploy.presets import Preset, preset
+from riffle.experiments.presets import Preset, preset
 
 pytestmark = pytest.mark.long
 

@@ -19,7 +19,7 @@ from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.cli.main import build
 from riffle.deploy.network.loopback import MEMORY
 from riffle.deploy.network.secrets import ROLES, SHUFFLER_ID, init_network
-from riffle.deploy.presets import preset
+from riffle.experiments.presets import preset
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.settings import Settings as ShufflerSettings
 

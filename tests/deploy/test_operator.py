@@ -15,7 +15,7 @@ from riffle.coordinator.specs import TrueValue, TrueValueSpec
 from riffle.deploy.network.secrets import REQUEST_SECONDS
 from riffle.deploy.operator import RETRY_SECONDS, Operator, Table
 from riffle.deploy.output import RunError
-from riffle.deploy.presets import preset
+from riffle.experiments.presets import preset
 
 RUN = "ab" * 16
 WRONG_PLACE = (

@@ -21,8 +21,8 @@ from riffle.deploy.follow import run_to_end
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
-from riffle.deploy.presets import Preset
 from riffle.experiments.per_user import SIMULATOR, Users, batch_histogram
+from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
 from tests.deploy.cli.calls import riffle

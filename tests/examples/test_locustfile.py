@@ -12,7 +12,7 @@ from riffle.deploy.load.feed import Feeder, manual_spec
 from riffle.deploy.load.run import Target
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.secrets import enrol
-from riffle.deploy.presets import riverswim_run
+from riffle.experiments.presets import riverswim_run
 
 pytestmark = pytest.mark.long
 

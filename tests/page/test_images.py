@@ -19,7 +19,7 @@ from riffle.coordinator.specs import ManualDeployment, RunSpec
 from riffle.deploy.follow import TrueValues, follow
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
-from riffle.deploy.presets import riverswim_run
+from riffle.experiments.presets import riverswim_run
 from riffle.node_client.environments.tabular import riverswim
 from tests.page.conftest import SECONDS
 from tests.page.node import HandNode

@@ -20,7 +20,7 @@ from riffle.deploy.follow import run_to_end
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.network.secrets import operator_client
 from riffle.deploy.operator import Operator
-from riffle.deploy.presets import Preset
+from riffle.experiments.presets import Preset
 from riffle.node_client.environments.tabular import riverswim
 from tests.deploy.cli.calls import riffle
 from tests.system.agreement import (

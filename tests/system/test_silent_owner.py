@@ -31,7 +31,7 @@ from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.load.run import LoadConfig, Target, assign
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
-from riffle.deploy.presets import PRESETS, preset
+from riffle.experiments.presets import PRESETS, preset
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.rules import Demands, accept_deposit
 from riffle.shuffler.settings import Settings as ShufflerSettings

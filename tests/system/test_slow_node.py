@@ -22,7 +22,7 @@ from riffle.common.protocol.descriptor import parse
 from riffle.deploy.load.feed import constant_deployment, manual_spec
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
-from riffle.deploy.presets import preset
+from riffle.experiments.presets import preset
 from riffle.node_client.main import serve
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.sealing import SealingPool, SealKeys

@@ -23,7 +23,7 @@ from riffle.deploy.load.benchmark import (
     summarize,
 )
 from riffle.deploy.network.processes import Usage
-from riffle.deploy.presets import preset, riverswim_run
+from riffle.experiments.presets import preset, riverswim_run
 
 US = 1e-6
 MEETING_SECONDS = 60.0

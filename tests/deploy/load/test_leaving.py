@@ -19,7 +19,7 @@ from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
 from riffle.deploy.output import Exit
-from riffle.deploy.presets import preset
+from riffle.experiments.presets import preset
 
 pytestmark = pytest.mark.long
 

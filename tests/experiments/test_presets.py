@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.deploy import presets
+from riffle.experiments import presets
 from riffle.node_client.environments.registry import make
 from tests.deploy.cli.calls import document, riffle
 
