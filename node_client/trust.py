@@ -10,6 +10,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - it has not expired, and will not stay open for longer than the owner allows;
 - the owner allows its trust model and aggregation (no guarantee makes up for one that is not
   allowed);
+- if it lets a person report once an epoch, the owner allows such short epochs, and its own epoch is
+  the present one or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
 - its declared support leaves out no transition that this node's environment declares possible, and
@@ -47,7 +49,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_guarantee, check_trust
+from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -70,6 +72,7 @@ class Demands:
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
     max_seconds: int = 31 * 86_400
+    shortest_epoch: int | None = None
     test_entry: bool = False
     loopback: bool = False
 
@@ -98,6 +101,7 @@ def accept(
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now, demands.max_seconds)
     check_trust(descriptor, demands.trust_models, demands.aggregations)
+    check_epoch(descriptor, demands.shortest_epoch, now)
     _check_content(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")

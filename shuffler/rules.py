@@ -7,6 +7,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
 - the operator allows its trust model and its aggregation;
+- its epochs are the operator's, and its own epoch is the present one or the next;
 - n is at least the operator's smallest batch, and hand-over and report are not too large;
 - it asks for seeded noise only if the test entry point is open;
 - it lets one owner's nodes hold no more slots than the operator allows;
@@ -34,7 +35,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_guarantee, check_trust
+from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
@@ -73,6 +74,7 @@ class Demands:
     max_batch_bytes: int
     max_batch_seconds: int = 31 * 86_400
     max_owner_share: float = 1.0
+    epoch_seconds: int | None = None
     max_report_bytes: int = 64 << 20
     aggregations: tuple[Aggregation, ...] = MESSAGES
     analyzer_keys: frozenset[str] | None = None
@@ -110,7 +112,7 @@ def accept_deposit(
     if len(data) > 2 * len(serialize(context.descriptor)):
         raise RemoteError("malformed", "more than half of the descriptor is blanks")
     _check_identity(context, path_id, demands, now)
-    _check_promise(context, demands)
+    _check_promise(context, demands, now)
     return context
 
 
@@ -142,9 +144,17 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 
 
-def _check_promise(context: Context, demands: Demands) -> None:
+def _check_promise(context: Context, demands: Demands, now: int) -> None:
     d = context.descriptor
     check_trust(d, demands.trust_models, demands.aggregations)
+    if d.epoch_seconds != demands.epoch_seconds:
+        theirs, ours = (
+            "once in a lifetime" if seconds is None else f"once in {seconds} s"
+            for seconds in (d.epoch_seconds, demands.epoch_seconds)
+        )
+        detail = f"the batch lets a person report {theirs}, this shuffler {ours}"
+        raise RemoteError("epoch-refused", detail)
+    check_epoch(d, demands.epoch_seconds, now)
     if d.n < demands.smallest_n:
         detail = f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here"
         raise RemoteError("batch-too-small", detail)

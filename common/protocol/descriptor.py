@@ -57,6 +57,7 @@ MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EXACT = (1 << 53) - 1
 """Largest integer that every JSON reader represents exactly; it also fits a 64-bit column."""
+MAX_EPOCH_SECONDS = 100 * 366 * 86_400
 
 HEX16 = "[0-9a-f]{32}"
 Hex16 = Annotated[str, StringConstraints(pattern=f"^{HEX16}$")]
@@ -77,6 +78,39 @@ class Document(BaseModel):
 def key_id(public: bytes) -> str:
     """Returns a public key's id: 16 bytes of SHA-256 over a label and the key, hex."""
     return hashlib.sha256(LABEL_KEY_ID + public).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A time from ``start`` until before ``end``, in which a user may report once.
+
+    Times are seconds since 1970, UTC. Where the epoch of a batch is None, a user may report once in
+    a lifetime.
+    """
+
+    start: int
+    end: int
+
+    @classmethod
+    def of(cls, expires_at: int, seconds: int | None) -> "Epoch | None":
+        """Returns the epoch of a batch that expires at ``expires_at``.
+
+        A batch belongs to the epoch in which it expires, also if it opened before that epoch began.
+        This follows from the signed document alone, so no clock decides where a report counts.
+        """
+        if seconds is None:
+            return None
+        start = expires_at // seconds * seconds
+        return cls(start, start + seconds)
+
+
+def may_report_again(before: Epoch | None, after: Epoch | None) -> bool:
+    """Returns whether a user of a batch of epoch ``before`` may report in one of ``after``.
+
+    Epochs of users only ever go forward. So a clock that goes back, and a change of the epochs'
+    length, give nobody a second report in the same time.
+    """
+    return before is not None and after is not None and before.end <= after.start
 
 
 NoiseKind = Literal["bernoulli", "flips", "laplace", "binomial"]
@@ -175,6 +209,13 @@ class BatchDescriptor(Document):
     owner_share: float = Field(
         default=1.0, gt=0, le=1, description="most slots of one owner's nodes; 1: no limit"
     )
+    epoch_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPOCH_SECONDS,
+        exclude_if=lambda seconds: seconds is None,
+        description="length of an epoch, in which a user may report once; absent: once a lifetime",
+    )
     analyzer_key: Hex32
     test_seed: int | None = Field(default=None, ge=0)
 
@@ -217,6 +258,11 @@ class BatchDescriptor(Document):
     def analyzer_key_id(self) -> str:
         """Id of the analyzer's public key, to which messages are sealed."""
         return key_id(bytes.fromhex(self.analyzer_key))
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch in which the reports count; None if users report once in a lifetime."""
+        return Epoch.of(self.expires_at, self.epoch_seconds)
 
     @property
     def sizes(self) -> Sizes:

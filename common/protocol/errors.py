@@ -30,6 +30,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "wrong-recipient": (HTTPStatus.UNPROCESSABLE_ENTITY, "The descriptor names someone else"),
     "weak-guarantee": (HTTPStatus.UNPROCESSABLE_ENTITY, "The guarantee is too weak"),
     "trust-refused": (HTTPStatus.FORBIDDEN, "The trust model is not allowed here"),
+    "epoch-refused": (HTTPStatus.FORBIDDEN, "People may not report this often here"),
     "test-entry-refused": (HTTPStatus.FORBIDDEN, "Seeded noise is refused here"),
     "unknown-run": (HTTPStatus.NOT_FOUND, "There is no such run"),
     "unknown-batch": (HTTPStatus.NOT_FOUND, "There is no such batch"),

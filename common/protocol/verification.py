@@ -39,6 +39,25 @@ def check_trust(
         raise RemoteError("trust-refused", detail)
 
 
+def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -> None:
+    """Raises RemoteError ``epoch-refused`` unless people may report as often as the batch says.
+
+    ``shortest`` is the shortest epoch that is allowed here, in seconds; None allows one report in a
+    lifetime only. The batch must belong to the present epoch or to the next one. Otherwise, batches
+    of many epochs could be open at once, and a person could be in all of them on one day.
+    """
+    seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
+    if seconds is None or epoch is None:
+        return
+    if shortest is None or seconds < shortest:
+        most = "in a lifetime" if shortest is None else f"in {shortest} s"
+        detail = f"the batch lets a person report once in {seconds} s; allowed here: once {most}"
+        raise RemoteError("epoch-refused", detail)
+    if epoch.start > now + seconds:
+        ahead = f"the batch's epoch begins at {epoch.start}, it is {now:.0f}"
+        raise RemoteError("epoch-refused", f"{ahead}; only this epoch and the next are allowed")
+
+
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
     """Returns what the accountant must know of a batch, at a given dishonest fraction."""
     return BatchEvent(

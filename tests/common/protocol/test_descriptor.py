@@ -39,6 +39,29 @@ def test_a_fault_has_no_prefix_of_pydantic() -> None:
     assert d.first_fault(caught.value) == "document: both are odd"
 
 
+def test_without_epochs_a_descriptor_has_the_bytes_that_it_had_before_epochs() -> None:
+    data = d.serialize(descriptor())
+    before = "5aff82cf86d789a05b68f60d1e53715e652f9fd08457319b8d758824ef556fdd"
+    assert d.parse(data).digest.hex() == before
+    assert b"epoch" in d.serialize(descriptor(epoch_seconds=60))
+
+
+def test_a_batch_belongs_to_the_epoch_in_which_it_expires() -> None:
+    assert descriptor().epoch is None
+    for expires_at, epoch in ((119, d.Epoch(60, 120)), (120, d.Epoch(120, 180))):
+        assert descriptor(expires_at=expires_at, epoch_seconds=60).epoch == epoch
+
+
+def test_users_report_again_in_later_epochs_only() -> None:
+    day, other_day, week = d.Epoch(0, 10), d.Epoch(10, 20), d.Epoch(0, 70)
+    assert d.may_report_again(day, other_day)
+    for before, after in (
+        (day, day), (other_day, day), (day, week), (week, other_day),
+        (None, day), (day, None), (None, None),
+    ):  # fmt: skip
+        assert not d.may_report_again(before, after)
+
+
 @pytest.mark.parametrize(
     ("share", "n", "slots"),
     [
