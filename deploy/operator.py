@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import httpx
 
+from riffle.common.process.endpoint import NOBODY_LISTENS
 from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
@@ -307,7 +308,8 @@ class Operator:
                 away = isinstance(error.__cause__, httpx.HTTPError)
                 late = time.monotonic() + RETRY_SECONDS > deadline
                 if away and (late or not self._following):
-                    raise LocalError(error.slug, error.detail + ADVICE) from error
+                    advice = ADVICE if NOBODY_LISTENS in error.detail else ""
+                    raise LocalError(error.slug, error.detail + advice) from error
                 if once or late:
                     raise
             time.sleep(RETRY_SECONDS)

@@ -74,9 +74,10 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
         except ValueError:  # an unclosed bracket; a port that is not a number or exceeds 65535
             complete = False
         if not complete:
-            raise ValueError(f"{name} must be http://host:port or https://host:port")
+            kinds = "http://host:port or https://host:port, with a port up to 65535"
+            raise ValueError(f"{name} must be {kinds}, not {url!r}")
         if parts.scheme == "http" and not is_loopback_url(url):
-            raise ValueError(f"{name} must be https: TLS is mandatory off loopback")
+            raise ValueError(f"{name} must be https, not {url!r}: TLS is mandatory off loopback")
     return urls
 
 
@@ -116,7 +117,32 @@ async def receive(
 
 def unreachable(peer: str, error: httpx.RequestError) -> LocalError:
     """Returns the error of a request that a peer did not answer."""
-    return LocalError("unavailable", f"{peer} does not answer ({type(error).__name__})")
+    return LocalError("unavailable", f"{peer} does not answer: {failure_reason(error)}")
+
+
+_REASONS = {
+    "mismatch": "its certificate does not name this host",
+    "has expired": "its certificate has expired",
+    "not yet valid": "its certificate is not valid yet; compare the clocks",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is from an unknown authority; give the file of "
+    "that authority (ca.pem)",
+    "[SSL": "it does not speak TLS; is its address http://, or does another service have the port?",
+    "Name or service not known": "its host name is unknown",
+}
+"""Reasons by a part of the error's text; the first that fits counts."""
+NOBODY_LISTENS = "nothing accepts connections there; is it started, and is the port right?"
+
+
+def failure_reason(error: httpx.HTTPError) -> str:
+    """Returns why there is no answer, in fixed words: a log may have them (`journal`)."""
+    for part, reason in _REASONS.items():
+        if part in str(error):
+            return reason
+    if isinstance(error, httpx.ConnectError):
+        return NOBODY_LISTENS
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+        return "it closed the connection; is its address https:// instead of http://?"
+    return "not in time" if isinstance(error, httpx.TimeoutException) else type(error).__name__
 
 
 def read_answer(

@@ -381,10 +381,14 @@ def parse(data: bytes) -> Context:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Returns a pydantic error's first fault in one line: the field and the problem."""
-    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    """Returns a pydantic error's first fault in one line: the field and the problem.
+
+    Quotes a number that is out of its range. Quotes nothing else, which may be secret.
+    """
+    fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+    value = f", not {fault['input']}" if fault["type"].startswith(("less_", "greater_")) else ""
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}{value}"
 
 
 def sign_deposit(private_key: bytes, data: bytes) -> str:

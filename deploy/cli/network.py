@@ -171,12 +171,14 @@ def health_command(
     """
     import httpx
 
+    from riffle.common.process.endpoint import failure_reason
     from riffle.deploy.network.processes import probe
 
     try:
         answer = probe(url, ca)
     except httpx.HTTPError as error:
-        raise LocalError("unavailable", f"{url} does not answer: {error}") from error
+        detail = f"{url} does not answer: {failure_reason(error)}"
+        raise LocalError("unavailable", detail) from error
     document = {"url": url, "ready": answer.is_success, "status": answer.status_code}
     emit(document, output, lambda: None)
     if answer.is_error:

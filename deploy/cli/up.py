@@ -35,6 +35,7 @@ from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import declaration_of, make
 
 COMPARISON = "comparison.json"
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 means any free port")]
 COMPARISON_FILES = (COMPARISON, *(f"{trust}/{name}" for trust in TRUST_MODELS for name in FILES))
 
 
@@ -48,8 +49,8 @@ def up_command(
     ] = None,
     nodes: Nodes = 20,
     workers: Workers = 2,
-    shuffler_port: Annotated[int, typer.Option(help="0 means any free port")] = 0,
-    coordinator_port: Annotated[int, typer.Option(help="0 means any free port")] = 0,
+    shuffler_port: Port = 0,
+    coordinator_port: Port = 0,
     out: Out = Path("runs/up"),
     force: Force = False,
     keep: Annotated[

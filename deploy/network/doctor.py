@@ -18,6 +18,7 @@ import httpx
 from cryptography import x509
 
 from riffle.common.process.configuration import RoleSettings, similar_variable
+from riffle.common.process.endpoint import failure_reason
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed, seal
 from riffle.common.server.at_rest import is_sealed
@@ -136,7 +137,7 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
     try:
         answer = probe(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:
-        yield Finding("service", False, f"{url} does not answer: {error}; is it started?")
+        yield Finding("service", False, f"{url} does not answer: {failure_reason(error)}")
         return
     except LocalError as error:
         yield Finding("service", False, error.detail)

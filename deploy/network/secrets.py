@@ -171,8 +171,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     ``url`` may list several replicas, separated by commas. Raises ValueError if one of them is not
     an address, or would expose the token to eavesdroppers.
     """
-    each = endpoint.split_urls(url)
-    urls = tuple(endpoint.check_urls(f"the address {one!r}", one)[0] for one in each)
+    urls = endpoint.check_urls("the address", url)
     verify = endpoint.server_verification(folder / "operator" / "ca.pem")
     transport = endpoint.Failover(urls, httpx.HTTPTransport(verify=verify, trust_env=False))
     headers = {"Authorization": f"Bearer {token}"}
@@ -198,7 +197,9 @@ def ask(
     try:
         answer = client.send(request)
     except httpx.HTTPError as error:
-        raise LocalError("unavailable", f"{place} does not answer: {error}") from error
+        raise LocalError(
+            "unavailable", f"{place} does not answer: {endpoint.failure_reason(error)}"
+        ) from error
     if answer.is_error:
         raise refusal(place, answer)
     try:

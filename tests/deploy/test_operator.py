@@ -118,7 +118,7 @@ def test_events_raise_when_the_coordinator_does_not_answer() -> None:
     with operator(dies) as client:
         events = client.events(RUN)
         assert next(events)["kind"] == "run_started"
-        message = r"does not answer: refused; has its network ended"
+        message = r"does not answer: nothing accepts .*; has its network ended"
         with pytest.raises(LocalError, match=message) as caught:
             next(events)
     assert caught.value.slug == "unavailable"
@@ -153,7 +153,9 @@ def test_refusal_is_raised_with_its_reason(answer: httpx.Response, slug: str, de
 def test_error_names_a_coordinator_that_does_not_answer() -> None:
     with operator(refuse_connection) as client:
         for ask in (client.runs, lambda: client.create_run(preset("demo").spec)):
-            message = r"http://coordinator.* does not answer: refused; has its network ended"
+            message = (
+                r"http://coordinator.* does not answer: nothing accepts .*; has its network ended"
+            )
             with pytest.raises(LocalError, match=message) as caught:
                 ask()
             assert caught.value.slug == "unavailable"

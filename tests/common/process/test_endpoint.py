@@ -52,8 +52,9 @@ def test_urls_of_a_peer_are_accepted(url: str) -> None:
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
     for replicas in (url, f"{url},https://peer:1", f"https://peer:1, {url}"):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             check_urls("peer", replicas)
+        assert repr(url) in str(caught.value)
 
 
 def test_a_service_with_one_replica_elsewhere_is_not_on_loopback() -> None:

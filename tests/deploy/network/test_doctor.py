@@ -132,7 +132,10 @@ def shuffler_variables(**changes: str) -> dict[str, str]:
             ["RIFFLE_SHUFFLER_*: off loopback, max_o"],
         ),
         ({"HOST": "a.example", "SMALLEST_N": "2"}, ["RIFFLE_SHUFFLER_*: off loopback, smallest_n"]),
-        ({"PORT": "99999"}, ["RIFFLE_SHUFFLER_*: port: "]),
+        (
+            {"PORT": "99999"},
+            ["RIFFLE_SHUFFLER_*: port: Input should be less than or equal to 65535, not 99999"],
+        ),
         ({"TRUST_MODELS": "all"}, ["RIFFLE_SHUFFLER_*: "]),
         ({"SETTINGS_FILE": "/nowhere"}, ["cannot read settings file /nowhere"]),
     ],

@@ -1,10 +1,13 @@
 """Secrets, enrolment at a real shuffler over TLS, and a whole network on loopback."""
 
 import asyncio
+import datetime
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
-from riffle.common.process.endpoint import hash_token, server_verification
+from riffle.common.process.endpoint import failure_reason, hash_token, server_verification
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
 from riffle.deploy.load.feed import enrol_nodes
-from riffle.deploy.network.certificates import LOOPBACK
+from riffle.deploy.network.certificates import LOOPBACK, make_authority
+from riffle.deploy.network.doctor import check_service
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, free_port
 from riffle.deploy.network.secrets import (
     SHUFFLER_ID,
@@ -179,10 +183,54 @@ def test_a_shuffler_that_is_away_is_reported(tmp_path: Path) -> None:
     assert caught.value.slug == "unavailable"
 
 
+def test_a_wrong_address_is_explained(shuffler: tuple[Path, str], tmp_path: Path) -> None:
+    """Each fault has its own sentence, and none of them is a library's."""
+    secrets, url = shuffler
+    port = int(url.rsplit(":", 1)[1])
+    with plain_listener() as plain:
+        for address, reason in (
+            (f"http://{LOOPBACK}:{port}", "is its address https:// instead of http://?"),
+            (f"https://{LOOPBACK}:{plain}", "it does not speak TLS; is its address http://"),
+            (f"https://{LOOPBACK}:1", "nothing accepts connections there"),
+        ):
+            with pytest.raises(LocalError, match="does not answer") as caught:
+                enrol(secrets, address, ["me"], 9, 100)
+            assert reason in caught.value.detail
+    strange = make_authority(datetime.datetime.now(datetime.UTC)).pem
+    (tmp_path / "ca.pem").write_text(strange)
+    for ca_file in (None, tmp_path / "ca.pem"):
+        (finding,) = check_service(url, ca_file)
+        assert "certificate is from an unknown authority" in finding.detail
+    mismatch = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] verify failed: IP mismatch")
+    assert failure_reason(mismatch) == "its certificate does not name this host"
+
+
+@contextmanager
+def plain_listener() -> Iterator[int]:
+    """Answers whatever comes in as a server without TLS does; yields its port."""
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.mark.parametrize("url", ["http://10.0.0.1:8401", "https://a:1,http://b:2", "nowhere"])
 def test_a_token_is_sent_over_tls_or_to_this_machine_only(url: str, tmp_path: Path) -> None:
     init_network(tmp_path)
-    with pytest.raises(ValueError, match=r"the address 'http://(10|b).* must be https|'nowhere'"):
+    with pytest.raises(
+        ValueError, match=r"address must be https, not 'http://(10|b)|not 'nowhere'"
+    ):
         enrol(tmp_path, url, ["me"], 1, 100)
     with pytest.raises(ValueError, match="the address"):
         enrol_nodes(tmp_path, url, 1, lambda: None)
