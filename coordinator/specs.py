@@ -18,6 +18,7 @@ from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import (
     MAX_ACTIONS,
+    MAX_EPISODE_SECONDS,
     MAX_EXACT,
     MAX_HORIZON,
     MAX_MESSAGES,
@@ -89,6 +90,13 @@ class RunSpec(Document):
         default=4_096, ge=1, le=MAX_MESSAGES, description="largest L, messages of one report"
     )
     batch_seconds: int = Field(default=900, ge=1, le=30 * 86_400, description="life of a batch")
+    episode_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPISODE_SECONDS,
+        description="how long a person's episode may take, at most half of batch_seconds; default: "
+        "no person's time, so leases have the shuffler's own length",
+    )
     reissues: int = Field(
         default=2,
         ge=0,
@@ -110,6 +118,11 @@ class RunSpec(Document):
             raise ValueError("reward_low must be below reward_high")
         if math.isinf(self.reward_high - self.reward_low):
             raise ValueError("reward_high - reward_low is too large: every reward would be zero")
+        if 2 * (self.episode_seconds or 0) > self.batch_seconds:
+            raise ValueError(
+                f"batch_seconds must be at least twice episode_seconds, {self.episode_seconds}: "
+                "slots that people give back must have time to be taken again"
+            )
         # Learners hold an entry for every transition, possible or not.
         entries = max(self.layout().counters, self.states**2 * self.actions * self.horizon)
         if entries > MAX_COUNTERS:

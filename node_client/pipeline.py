@@ -6,7 +6,8 @@ and upload within their leases. A node that does not know its speed first seals 
 and asks nobody until then (`Pipeline.rehearse`). While no report is accepted, it asks one user at a
 time, after a pause that doubles each time.
 
-An episode must end within a fixed part of its lease. If a user takes longer, the report carries
+An episode must end within a fixed part of its lease; leases are longer in a batch whose descriptor
+gives a person's episode its own time (`Job.episode_time`). If a user takes longer, the report carries
 noise only and is sent in time, so no missing or late report shows that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
@@ -105,21 +106,29 @@ class ReportTiming:
         """Returns whether one report of L messages takes too long, or the speed is unknown."""
         return not self.messages.things or L * self.messages.mean > SLOWEST * self.lease_seconds
 
-    def most_users(self, L: int, now: float, left: float = math.inf) -> int:
-        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s."""
-        if self.is_too_slow(L) or now < self.retry_at:
+    def most_users(
+        self, L: int, now: float, left: float = math.inf, episode_seconds: int = 0
+    ) -> int:
+        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s.
+
+        A person whose episode may take ``episode_seconds`` is asked only if the batch lasts longer.
+        """
+        if self.is_too_slow(L) or now < self.retry_at or left <= episode_seconds:
             return 0
-        seconds = PORTION * min(self.lease_seconds, left)  # a lease ends with its batch
+        # A lease ends with its batch.
+        seconds = PORTION * min(self.lease_seconds + episode_seconds, left)
         fitting = int(seconds / max(self._report_seconds(L), 1e-6))
         most = 1 if self.in_vain else max(1, fitting)
         return max(0, most - self.under_way)
 
-    def in_time(self, leases: Sequence[Lease], L: int, now: float) -> list[Lease]:
+    def in_time(
+        self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
+    ) -> list[Lease]:
         """Returns the leases that end late enough, if their reports follow all those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
-            if now < lease.expires_at >= ready:
+            if now + episode_seconds < lease.expires_at >= ready:
                 chosen.append(lease)
         return chosen
 
@@ -134,6 +143,18 @@ class Job:
     batch_id: str
     batch: PreparedBatch
     keys: SealKeys
+
+    @property
+    def episode_seconds(self) -> int:
+        """Seconds that the descriptor gives a person's episode."""
+        return self.batch.descriptor.episode_seconds or 0
+
+    def episode_time(self, left: float, share: float) -> float:
+        """Returns the seconds that an episode may take whose lease ends in ``left`` seconds.
+
+        This is the descriptor's time and a ``share`` of the rest, which sealing and upload need.
+        """
+        return self.episode_seconds + share * max(0.0, left - self.episode_seconds)
 
     @classmethod
     def of(cls, accepted: AcceptedBatch) -> "Job":
@@ -261,7 +282,8 @@ class Pipeline:
 
     def _in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
         """Returns leases whose reports can be in time; called before users are marked as asked."""
-        chosen = self.timing.in_time(leases, job.keys.messages, self.clock())
+        L, now = job.keys.messages, self.clock()
+        chosen = self.timing.in_time(leases, L, now, job.episode_seconds)
         chosen = [] if self.is_stuck else chosen
         if len(chosen) < len(leases) and not self._short_lease_logged:
             self._short_lease_logged = True
@@ -280,7 +302,8 @@ class Pipeline:
         run = asyncio.to_thread(self._run_episodes, job, chunk, progress)
         self._episodes = asyncio.ensure_future(run)
         try:
-            await asyncio.wait({self._episodes}, timeout=self.episode_share * left)
+            seconds = job.episode_time(left, self.episode_share)
+            await asyncio.wait({self._episodes}, timeout=seconds)
         except BaseException:
             progress.halted = True
             self.totals.refused["unsent"] += self._count(progress)

@@ -240,7 +240,8 @@ class Runner:
                 JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
             self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
         left = job.batch.descriptor.expires_at - pipeline.clock()
-        most = 0 if pipeline.is_stuck else timing.most_users(L, pipeline.monotonic(), left)
+        now, seconds = pipeline.monotonic(), job.episode_seconds
+        most = 0 if pipeline.is_stuck else timing.most_users(L, now, left, seconds)
         if most == 0 and (timing.is_too_slow(L) or timing.in_vain > 1 or pipeline.is_stuck):
             await self._decline(job, "too-slow")
         elif not timing.in_vain:

@@ -16,7 +16,14 @@ from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.process.configuration import RoleSettings, Share, check_shares, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.descriptor import Document, Hex16, Hex32, Name, first_fault
+from riffle.common.protocol.descriptor import (
+    MAX_EPISODE_SECONDS,
+    Document,
+    Hex16,
+    Hex32,
+    Name,
+    first_fault,
+)
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import MESSAGES, read_pins
 from riffle.common.protocol.wire import MAX_USERS_A_LEASE
@@ -103,6 +110,13 @@ class Settings(RoleSettings):
         description="longest time for which a batch may be open: until its end, whoever seizes the "
         "shuffler can link messages to their senders",
     )
+    max_episode_seconds: int = Field(
+        default=7 * 86_400,
+        ge=0,
+        le=MAX_EPISODE_SECONDS,
+        description="longest time that a batch may give a person's episode; 0: only batches for "
+        "episodes that take no person's time",
+    )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
     workers: int = Field(
@@ -165,6 +179,7 @@ class Settings(RoleSettings):
             max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),
             max_seconds=self.max_batch_seconds,
+            max_episode_seconds=self.max_episode_seconds,
             test_entry=self.test_entry,
             loopback=self.loopback,
         )

@@ -7,7 +7,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - its batch id is the requested one, and is the one that run and deployment give;
 - it names this node's shuffler;
-- it has not expired, and will not stay open for longer than the owner allows;
+- it has not expired, and will not stay open for longer than the owner allows; nor may an episode
+  take longer than the owner allows;
 - the owner allows its trust model and aggregation (no guarantee makes up for one that is not
   allowed);
 - if it lets a person report once an epoch, the owner allows such short epochs, and its own epoch is
@@ -40,6 +41,7 @@ from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes, possible_cells
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import (
+    MAX_EPISODE_SECONDS,
     BatchDescriptor,
     Context,
     SignedDescriptor,
@@ -49,7 +51,13 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
+from riffle.common.protocol.verification import (
+    MESSAGES,
+    check_episode_seconds,
+    check_epoch,
+    check_guarantee,
+    check_trust,
+)
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -73,6 +81,7 @@ class Demands:
     analyzer_keys: frozenset[str] | None = None
     max_seconds: int = 31 * 86_400
     shortest_epoch: int | None = None
+    max_episode_seconds: int = MAX_EPISODE_SECONDS
     test_entry: bool = False
     loopback: bool = False
 
@@ -100,6 +109,7 @@ def accept(
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
     check_expiry(descriptor, now, demands.max_seconds)
+    check_episode_seconds(descriptor, demands.max_episode_seconds)
     check_trust(descriptor, demands.trust_models, demands.aggregations)
     check_epoch(descriptor, demands.shortest_epoch, now)
     _check_content(descriptor, demands)

@@ -6,6 +6,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - it parses strictly, has few blanks, and has the path's batch id, made from run and deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
+- an episode may take no longer than the operator allows, because a lease lasts as long;
 - the operator allows its trust model and its aggregation;
 - its epochs are the operator's, and its own epoch is the present one or the next;
 - n is at least the operator's smallest batch, and hand-over and report are not too large;
@@ -27,6 +28,7 @@ from typing import Literal
 
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import (
+    MAX_EPISODE_SECONDS,
     Context,
     batch_id,
     key_id,
@@ -35,7 +37,13 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
+from riffle.common.protocol.verification import (
+    MESSAGES,
+    check_episode_seconds,
+    check_epoch,
+    check_guarantee,
+    check_trust,
+)
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
@@ -73,6 +81,7 @@ class Demands:
     test_entry: bool
     max_batch_bytes: int
     max_batch_seconds: int = 31 * 86_400
+    max_episode_seconds: int = MAX_EPISODE_SECONDS
     max_owner_share: float = 1.0
     epoch_seconds: int | None = None
     max_report_bytes: int = 64 << 20
@@ -140,6 +149,7 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
     if d.expires_at > now + (most := demands.max_batch_seconds):
         open_now = f"the batch is open until {d.expires_at}, it is {now}"
         raise RemoteError("wrong-size", f"{open_now}; at most {most} seconds are allowed here")
+    check_episode_seconds(d, demands.max_episode_seconds)
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 

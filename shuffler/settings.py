@@ -16,7 +16,7 @@ from pydantic_settings import SettingsConfigDict
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.process.configuration import Share, check_shares
 from riffle.common.process.endpoint import is_loopback
-from riffle.common.protocol.descriptor import Name
+from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, Name
 from riffle.common.protocol.verification import MESSAGES
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.common.server.settings import ServerSettings
@@ -92,7 +92,19 @@ class Settings(ServerSettings):
         le=10 * 366 * 86_400,
         description="time from sealing a batch to erasing it, even if it is not acknowledged",
     )
-    lease_seconds: int = Field(default=120, ge=1, le=86_400, description="life of a lease")
+    lease_seconds: int = Field(
+        default=120,
+        ge=1,
+        le=86_400,
+        description="life of a lease, after the time that the batch's descriptor gives an episode",
+    )
+    max_episode_seconds: int = Field(
+        default=7 * 86_400,
+        ge=0,
+        le=MAX_EPISODE_SECONDS,
+        description="longest time that a descriptor may give a person's episode; a slot that is "
+        "taken and not used is free again only after it; 0: only leases of LEASE_SECONDS",
+    )
     max_upload_bytes: int = Field(
         default=64 << 20, ge=1 << 12, description="largest upload, in bytes"
     )
@@ -171,4 +183,5 @@ class Settings(ServerSettings):
             max_batch_bytes=self.max_batch_bytes,
             max_report_bytes=self.inflight_of_a_node - LEASE_BYTES,
             max_batch_seconds=self.max_batch_seconds,
+            max_episode_seconds=self.max_episode_seconds,
         )

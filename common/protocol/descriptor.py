@@ -55,6 +55,7 @@ MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
 MAX_POLICIES = 4_096
 MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
+MAX_EPISODE_SECONDS = 15 * 86_400
 MAX_EXACT = (1 << 53) - 1
 """Largest integer that every JSON reader represents exactly; it also fits a 64-bit column."""
 MAX_EPOCH_SECONDS = 100 * 366 * 86_400
@@ -177,7 +178,8 @@ class BatchDescriptor(Document):
     """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws.
 
     ``support`` and ``homogeneous`` repeat what is declared of the environment: which transitions
-    are possible, and whether all steps are alike. Only learners use the second.
+    are possible, and whether all steps are alike. Only learners use the second. A field that is
+    left out of the document at its default keeps the bytes of batches that do not use it.
     """
 
     version: Literal[1] = 1
@@ -218,6 +220,13 @@ class BatchDescriptor(Document):
     )
     analyzer_key: Hex32
     test_seed: int | None = Field(default=None, ge=0)
+    episode_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPISODE_SECONDS,
+        exclude_if=lambda value: value is None,
+        description="how long a person's episode may take; leases last as much longer",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

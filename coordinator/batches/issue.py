@@ -181,6 +181,7 @@ class Issuer:
                 owner_share=self.max_owner_share,
                 analyzer_key=self.active_key(),
                 test_seed=spec.test_seed,
+                episode_seconds=spec.episode_seconds,
             )
         except ValidationError as error:
             raise RemoteError(

@@ -55,7 +55,7 @@ def _environment_names() -> list[str]:
 
 SPEC_FIELDS = (
     *("episodes", "epsilon", "beta", "dishonest_fraction"),
-    *("trust", "aggregation", "families", "batch_seconds", "reissues"),
+    *("trust", "aggregation", "families", "batch_seconds", "episode_seconds", "reissues"),
 )
 """The fields of a run's spec that options of the same names change."""
 
@@ -113,6 +113,9 @@ class RunOptions:
     ] = None
     batch_seconds: Annotated[
         int | None, typer.Option(help="life of a batch; a batch still short at its end is given up")
+    ] = None
+    episode_seconds: Annotated[
+        int | None, typer.Option(help="how long a person's episode may take; leases last longer")
     ] = None
     reissues: Annotated[
         int | None, typer.Option(help="how often a lost batch is issued again, to other users")

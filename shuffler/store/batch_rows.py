@@ -48,6 +48,7 @@ class Batch:
     """A batch's row without its descriptor. ``report_bytes`` is the size of an uploaded report.
 
     ``word_bits`` is that of the descriptor: None if the aggregation is ``messages``.
+    ``episode_seconds`` is 0 if the descriptor has none.
     """
 
     batch_id: str
@@ -56,6 +57,7 @@ class Batch:
     n: int
     owner_slots: int
     expires_at: int
+    episode_seconds: int
     report_bytes: int
     message_bytes: int
     word_bits: int | None
@@ -143,6 +145,7 @@ def insert_batch(
             n=d.n,
             owner_slots=d.owner_slots,
             expires_at=d.expires_at,
+            episode_seconds=d.episode_seconds or 0,
             report_bytes=d.report_bytes,
             message_bytes=d.message_bytes,
             word_bits=d.word_bits,

@@ -58,7 +58,7 @@ def lease_slots(
 ) -> LeaseReply:
     """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
-    A lease lasts ``life`` seconds. A request for a batch that is over is refused before any user is
+    A lease lasts ``life`` seconds after the time that the batch gives an episode. A request for a batch that is over is refused before any user is
     looked up. Raises RemoteError ``unauthorized`` for a revoked node, or ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
@@ -66,6 +66,7 @@ def lease_slots(
     if closed := closed_problem(batch.state, batch.expires_at, now):
         refusals = [Refusal(user, closed) for user in dict.fromkeys(wanted)]
         return LeaseReply(leases=(), refused=tuple(refusals))
+    life += batch.episode_seconds
     room = _room(connection, batch, owner, quota, now, life)
     people = {users.user_key(owner, user): user for user in wanted}
     existing = users.find_users(connection, list(people))

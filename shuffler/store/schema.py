@@ -71,6 +71,7 @@ batches = Table(
     Column("n", BigInteger, nullable=False),
     Column("owner_slots", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
+    Column("episode_seconds", Integer, nullable=False, default=0),
     Column("report_bytes", Integer, nullable=False),
     Column("message_bytes", Integer, nullable=False),
     Column("word_bits", Integer),  # of `sums`; null: messages

@@ -147,7 +147,8 @@ class FakeShuffler:
         batch = self.batches[request.path_params["id"]]
         granted, refused = [], []
         batch.end_leases(self.clock())
-        ends = self.lease_ends or int(self.clock()) + self.lease_seconds
+        seconds = self.lease_seconds + (batch.descriptor.episode_seconds or 0)
+        ends = self.lease_ends or int(self.clock()) + seconds
         for user in json.loads(await request.body())["users"]:
             if kept := batch.lease_of(user):
                 granted.append(kept | {"expires_at": ends})

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.protocol.wire import Lease
-from riffle.node_client.pipeline import MOST_DOUBLINGS, Rate, ReportTiming
+from riffle.node_client.pipeline import MOST_DOUBLINGS, Job, Rate, ReportTiming
+from riffle.node_client.trust import accept
+from tests.node_client import world
 
 NOW, L = 1_000.0, 50
 
@@ -105,3 +107,29 @@ def test_the_mean_stays_within_the_measurements(measured: list[tuple[float, int]
         rate.record(seconds * things, things)
     seconds_each = [seconds for seconds, _ in measured]
     assert min(seconds_each) * 0.999 <= rate.mean <= max(seconds_each) * 1.001
+
+
+def test_a_persons_time_lengthens_the_lease_but_not_the_time_for_sealing() -> None:
+    timing = timed(154.0, 1.0)
+    assert timing.most_users(L, NOW, 500, episode_seconds=300) == 1
+    assert timing.most_users(L, NOW, 300, episode_seconds=300) == 0, "the batch ends before her"
+    assert timed(0.5, 0.5).most_users(L, NOW, 10_000, 360) == 120, "a quarter of 480 seconds"
+    assert timed(154.0, 60.1).is_too_slow(L)
+    held = leases(1_300, 1_302)
+    assert timed(0.5, 0.5).in_time(held, L, NOW, 300) == held[1:]
+
+
+@pytest.mark.parametrize(
+    ("episode_seconds", "left", "seconds"),
+    [(None, 120, 60), (154, 274, 214), (154, 100, 154), (86_400, 86_520, 86_460)],
+)
+def test_an_episode_has_the_descriptors_time_and_a_share_of_the_rest(
+    episode_seconds: int | None, left: float, seconds: float
+) -> None:
+    made = accept(
+        world.signed(episode_seconds=episode_seconds),
+        world.descriptor().batch_id,
+        world.demands(),
+        world.NOW,
+    )
+    assert Job.of(made).episode_time(left, 0.5) == seconds

@@ -89,6 +89,16 @@ def test_a_lease_never_outlives_its_batch(api: Api) -> None:
     assert held(api, api.deposit(expires_at=NOW + 5)).expires_at == NOW + 5
 
 
+def test_a_lease_lasts_longer_by_the_time_of_a_persons_episode(api: Api) -> None:
+    batch = api.deposit(n=4, episode_seconds=1_000)
+    lease = held(api, batch)
+    assert lease.expires_at == NOW + 1_060
+    api.clock.now += 1_059
+    assert api.outcomes(batch, [(lease.lease, batch.report())]) == ["accepted"]
+    api.clock.now = NOW + 3_000
+    assert held(api, batch, 1).expires_at == NOW + 3_600, "a lease never outlives its batch"
+
+
 def test_a_user_with_a_live_lease_elsewhere_gets_no_second_one(api: Api) -> None:
     first, second = api.deposit(), api.deposit(deployment=1)
     held(api, first)

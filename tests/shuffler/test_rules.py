@@ -55,6 +55,7 @@ def demands(owner: dict[str, Any]) -> Demands:
         wanted = replace(wanted, dishonest_fraction=owner["dishonest_fraction"])
     names = {"smallest_n", "test_entry", "max_batch_bytes", "max_batch_seconds", "trust_models"}
     names |= {"max_owner_share", "max_report_bytes", "aggregations", "epoch_seconds"}
+    names |= {"max_episode_seconds"}
     rest = {k: tuples(v) for k, v in owner.items() if k in names}
     return replace(DEMANDS, guarantee=wanted, **rest)
 

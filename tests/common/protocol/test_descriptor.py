@@ -1,5 +1,6 @@
 """The descriptor: strict parsing, digests, signatures; one fault a vector."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -26,6 +27,7 @@ VECTORS = json.loads((Path(__file__).parent / "vectors" / "descriptor_faults.jso
 SIGNING_KEY = Ed25519PrivateKey.generate()
 PRIVATE = SIGNING_KEY.private_bytes_raw()
 PUBLIC = SIGNING_KEY.public_key().public_bytes_raw()
+DIGEST = "d1660257ffe01c9c13dc1f23d4ebf8cf3956e1001f49e8f7f48a1ec8319e3dbe"
 
 
 def test_a_fault_has_no_prefix_of_pydantic() -> None:
@@ -135,6 +137,14 @@ def test_the_digest_is_of_the_bytes_as_received() -> None:
     assert d.parse(data).descriptor == d.parse(spaced).descriptor
     assert d.parse(data).digest != d.parse(spaced).digest
     assert d.parse(data).message_info != d.parse(data).report_info
+
+
+def test_a_field_that_is_left_out_at_its_default_changes_no_byte() -> None:
+    plain = d.serialize(descriptor())
+    assert hashlib.sha256(plain).hexdigest() == DIGEST, "as before these fields existed"
+    named = d.serialize(descriptor(episode_seconds=600))
+    assert named == plain[:-1] + b',"episode_seconds":600}'
+    assert d.parse(named).descriptor.episode_seconds == 600
 
 
 def test_sizes_follow_from_the_descriptor() -> None:

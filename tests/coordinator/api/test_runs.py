@@ -135,6 +135,8 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"options": {"smallest_n": 10**400}}, "options"),
     ({"options": {"smallest_n": 1 << 60}}, "options"),
     ({"reissues": 10**400}, "reissues"),
+    ({"episode_seconds": 0}, "episode_seconds"),
+    ({"episode_seconds": 600, "batch_seconds": 1_199}, "batch_seconds"),
     ({"reward_high": 10**400}, "reward_high"),
     ({"start": [10**400, 0]}, "start"),
 ]

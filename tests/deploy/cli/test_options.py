@@ -54,7 +54,7 @@ def options_of(command: str) -> list[str]:
     ("command", "missing"),
     [
         ("up", set()),
-        ("simulate", {"batch_seconds", "reissues"}),
+        ("simulate", {"batch_seconds", "episode_seconds", "reissues"}),
         ("compare", {"trust"}),
         ("run", {"preset"}),
     ],
