@@ -6,9 +6,10 @@ and upload within their leases. A node that does not know its speed first seals 
 and asks nobody until then (`Pipeline.rehearse`). While no report is accepted, it asks one user at a
 time, after a pause that doubles each time.
 
-An episode must end within a fixed part of its lease; leases are longer in a batch whose descriptor
-gives a person's episode its own time (`Job.episode_time`). If a user takes longer, the report carries
-noise only and is sent in time, so no missing or late report shows that this user was slow.
+An episode must end within a fixed part of its lease. In a batch whose descriptor gives a person's
+episode its own time, leases last as much longer (`Job.episode_time`). If a user takes longer, the
+report carries noise only and is sent in time, so no missing or late report shows that this user was
+slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
 one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals the

@@ -58,8 +58,9 @@ def lease_slots(
 ) -> LeaseReply:
     """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
-    A lease lasts ``life`` seconds after the time that the batch gives an episode. A request for a batch that is over is refused before any user is
-    looked up. Raises RemoteError ``unauthorized`` for a revoked node, or ``unknown-batch``.
+    A lease lasts ``life`` seconds after the time that the batch gives an episode. A request for a
+    batch that is over is refused before any user is looked up. Raises RemoteError ``unauthorized``
+    for a revoked node, or ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
