@@ -8,6 +8,7 @@ possible transitions, and that all steps are alike, so private counts are pooled
 within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``riverswim`` has K = 20,000, as 000.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,12 +18,22 @@ from pydantic import ValidationError
 
 from riffle.common.mechanism.counters import Sizes, Support, possible_cells
 from riffle.common.mechanism.parameters import Aggregation
-from riffle.common.process.plugins import is_file_reference, short_name, unknown_name
+from riffle.common.process.plugins import (
+    Constructor,
+    is_file_reference,
+    short_name,
+    unknown_name,
+)
 from riffle.common.protocol.descriptor import first_fault
-from riffle.coordinator.learners.registry import choose
+from riffle.coordinator.learners.registry import Registry, choose
 from riffle.coordinator.specs import RunSpec, declaring
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
-from riffle.node_client.environments.tabular import Declaration, Modelled, riverswim
+from riffle.node_client.environments.tabular import (
+    Declaration,
+    Environment,
+    Modelled,
+    riverswim,
+)
 
 AUTO = "auto"
 """Instead of a learner's name: choose one by what is known before the run."""
@@ -33,6 +44,8 @@ class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
     ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner.
+    Simulations also run a learner and an environment that are Python objects: ``own_learner`` is a
+    class, ``own_environment`` an environment or what makes one.
     """
 
     spec: RunSpec
@@ -40,6 +53,18 @@ class Preset:
     nodes: int = 20
     learners: dict[str, str] = field(default_factory=dict)
     because: str = ""
+    own_learner: Constructor | None = None
+    own_environment: object = None
+
+    def make(self) -> Environment:
+        """Makes a fresh environment. Raises as `node_client.environments.registry.make`."""
+        own = self.own_environment
+        return make(self.spec.environment if own is None else own, **self.environment)
+
+    def registry(self) -> Registry:
+        """Returns the learners by name, with those from files and the caller's own class."""
+        own = {} if self.own_learner is None else {self.spec.learner: self.own_learner}
+        return Registry(files={**self.learners, **own})
 
 
 def riverswim_run(name: str, horizon: int, episodes: int, epsilon: float) -> Preset:
@@ -79,8 +104,8 @@ def with_aggregation(chosen: Preset, aggregation: Aggregation) -> Preset:
 
 def customize(
     base: Preset,
-    learner: str,
-    environment: str | None = None,
+    learner: str | Constructor,
+    environment: object = None,
     *,
     parameters: Mapping[str, Parameter],
     constants: Mapping[str, Any],
@@ -92,16 +117,17 @@ def customize(
     constants nothing is declared. ``parameters`` are the environment's.
     ``constants`` are the learner's, and ``homogeneous`` and ``support``, which change what is
     declared. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
-    environment may be in a file, as ``path/file.py:name``. The learner `AUTO` is replaced by one
-    that fits the environment's sizes.
+    environment may be in a file, as ``path/file.py:name``, or a Python object. The learner `AUTO`
+    is replaced by one that fits the environment's sizes.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.
     """
     environment_id, own_parameters = _environment(environment, base)
     chosen_parameters = own_parameters | dict(parameters)
-    made = make(environment_id, **chosen_parameters)
-    name = short_name(learner) if is_file_reference(learner) else learner
+    own = None if environment is None or isinstance(environment, str) else environment
+    made = make(environment_id if own is None else own, **chosen_parameters)
+    name = label_of(learner)
     name, because = choose(made.sizes) if name == AUTO else (name, "")
     declared = declaration_of(made)
     if changes.get("preset") == "paper":
@@ -123,9 +149,23 @@ def customize(
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
-    learners = {name: _absolute(learner)} if is_file_reference(learner) else {}
-    return Preset(spec, chosen_parameters, base.nodes, learners, because)
+        fault = first_fault(error)
+        given = values.get(fault.partition(":")[0])
+        quoted = "" if given is None or isinstance(given, dict) else f", not {given!r}"
+        raise ValueError(f"{fault}{quoted}") from error
+    preset = Preset(spec, chosen_parameters, base.nodes, {}, because, own_environment=own)
+    if not isinstance(learner, str):
+        return replace(preset, own_learner=learner)
+    files = {name: _absolute(learner)} if is_file_reference(learner) else {}
+    return replace(preset, learners=files)
+
+
+def label_of(part: object) -> str:
+    """Returns a short name for a learner or an environment: a name, a reference, or an object."""
+    if isinstance(part, str):
+        return short_name(part) if is_file_reference(part) else part
+    named = getattr(part, "__name__", None) or type(part).__name__
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(named).strip("_<>")).lower()
 
 
 def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
@@ -136,10 +176,12 @@ def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
     return declared.support
 
 
-def _environment(reference: str | None, base: Preset) -> tuple[str, dict[str, Parameter]]:
+def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
     """Returns id and parameters. A file's id leaves out its folder, which is a parameter."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
+    if not isinstance(reference, str):
+        return label_of(reference), {}
     if not is_file_reference(reference):
         return reference, {}
     path, _, name = reference.rpartition(":")

@@ -150,7 +150,10 @@ def reward_mean(reward: float, reward_range: RewardRange) -> float:
     low, high = reward_range
     mean = (reward - low) / (high - low)
     if not (math.isfinite(mean) and 0 <= mean <= 1):
-        raise ValueError("a reward is outside the declared range")
+        raise ValueError(
+            f"a reward of {reward:g} is outside the declared range [{low:g}, {high:g}]; its "
+            "environment's reward_low and reward_high, or reward_range, must hold every reward"
+        )
     return mean
 
 

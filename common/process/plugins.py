@@ -81,6 +81,12 @@ def parameter_names(constructor: Constructor) -> list[str]:
     return [p.name for p in inspect.signature(constructor).parameters.values() if p.kind in kinds]
 
 
+def takes_any_name(constructor: Constructor) -> bool:
+    """Returns whether a class or function has ``**parameters``."""
+    kinds = {p.kind for p in inspect.signature(constructor).parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Describes an error in a user's code in one line: its type, text, file and line.
 

@@ -59,19 +59,24 @@ LEAST_GROWTH = 1.1
 
 
 class Registry:
-    """The learners that this coordinator can run; ``files`` maps names to ``path/file.py:Class``.
+    """The learners that this coordinator can run.
+
+    ``files`` maps names to ``path/file.py:Class``; simulations also give the class itself.
 
     Raises LocalError ``invalid-spec`` if a file cannot be used, or its name is another learner's.
     """
 
     def __init__(
-        self, extra: Mapping[str, Factory] | None = None, files: Mapping[str, str] | None = None
+        self,
+        extra: Mapping[str, Factory] | None = None,
+        files: Mapping[str, str | Constructor] | None = None,
     ) -> None:
         self._known: dict[str, Factory] = {**BUILT_IN, **(extra or {})}
-        for name, reference in (files or {}).items():
+        for name, code in (files or {}).items():
             if name in self._known:
-                raise LocalError("invalid-spec", f"{reference}: {name!r} is the name of another")
-            self._known[name] = partial(_external, load_file(reference))
+                raise LocalError("invalid-spec", f"{code}: {name!r} is the name of another")
+            maker = load_file(code) if isinstance(code, str) else code
+            self._known[name] = partial(_external, maker)
         self._offered = entry_points_of(GROUP)
 
     @property

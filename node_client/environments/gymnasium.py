@@ -61,6 +61,7 @@ class TabledGymnasium(GymnasiumEnvironment):
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
         super().__init__(env, horizon, low, high)
+        _check_range(_unwrapped(env).P, low, high)
         X, A = self.sizes.X, self.sizes.A
         P, r = np.zeros((X, A, X)), np.zeros((X, A))
         P[self.absorbing, :, self.absorbing] = 1.0
@@ -73,11 +74,14 @@ class TabledGymnasium(GymnasiumEnvironment):
         self.mdp: TabularMDP = stationary(P, r, d1, horizon)
 
 
-def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> GymnasiumEnvironment:
+def adapt(
+    env: GymnasiumLike, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
+) -> GymnasiumEnvironment:
     """Adapts an environment; adds its MDP if it has a table that is valid over the horizon.
 
     The table ignores time limits, so an environment with a limit within the horizon has no MDP.
     """
+    low, high = reward_low, reward_high
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
     native = _unwrapped(env)
     tabled = isinstance(getattr(native, "P", None), dict)
@@ -88,11 +92,19 @@ def adapt(env: GymnasiumLike, horizon: int, low: float, high: float) -> Gymnasiu
 
 
 def make_gymnasium(
-    name: str, *, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
+    name: str,
+    *,
+    horizon: int = 20,
+    reward_low: float = 0.0,
+    reward_high: float = 1.0,
+    **arguments: Any,  # noqa: ANN401  (Gymnasium checks them)
 ) -> GymnasiumEnvironment:
     """Makes the Gymnasium environment ``name`` with the reward range that its owner declares.
 
-    Raises LocalError ``invalid-spec`` if Gymnasium is not installed or does not know the name.
+    ``arguments`` go to ``gymnasium.make``: ``map_name="8x8"``, ``is_slippery=False``.
+
+    Raises LocalError ``invalid-spec`` if Gymnasium is not installed, does not know the name, or
+    refuses an argument.
     """
     try:
         library = importlib.import_module("gymnasium")
@@ -101,10 +113,22 @@ def make_gymnasium(
             "invalid-spec", f"environment gymnasium:{name} needs the package 'gymnasium'"
         ) from error
     try:
-        env = library.make(name)
+        env = library.make(name, **arguments)
     except Exception as error:  # Gymnasium has a dozen error types, all handled alike here
         raise LocalError("invalid-spec", f"gymnasium cannot make {name!r}: {error}") from error
     return adapt(env, horizon, reward_low, reward_high)
+
+
+def _check_range(table: dict[int, dict[int, list[Any]]], low: float, high: float) -> None:
+    """Raises LocalError ``invalid-spec`` if a reward of the table is outside [low, high]."""
+    rewards = [row[2] for actions in table.values() for rows in actions.values() for row in rows]
+    least, most = float(min(rewards)), float(max(rewards))
+    if least < low or most > high:
+        raise LocalError(
+            "invalid-spec",
+            f"its rewards go from {least:g} to {most:g}, which is outside [{low:g}, {high:g}]: "
+            f"declare them, --param reward_low={least:g} --param reward_high={most:g}",
+        )
 
 
 def _unwrapped(env: GymnasiumLike) -> GymnasiumLike:
@@ -113,5 +137,9 @@ def _unwrapped(env: GymnasiumLike) -> GymnasiumLike:
 
 def _discrete(space: Any, kind: str) -> Any:  # noqa: ANN401
     if not hasattr(space, "n") or not hasattr(space, "start"):
-        raise LocalError("invalid-spec", f"the {kind} space is {space}; it must be Discrete")
+        raise LocalError(
+            "invalid-spec",
+            f"the {kind} space is {space}; it must be Discrete: docs/own.md shows a wrapper that "
+            "discretises a Box, and one that flattens a Tuple or MultiDiscrete",
+        )
     return space

@@ -29,7 +29,7 @@ from riffle.common.process.plugins import Constructor
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.node_client.environments import builtin
-from riffle.node_client.environments.gymnasium import make_gymnasium
+from riffle.node_client.environments.gymnasium import adapt, make_gymnasium
 from riffle.node_client.environments.tabular import (
     Declaration,
     Declared,
@@ -48,21 +48,27 @@ MEMBERS = ("sizes", "reward_range", "absorbing", "reset", "step")
 _SIZES = frozenset({"states", "actions", "horizon"})
 
 
-def make(name: str, **values: Parameter | None) -> Environment:
+def make(name: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
+
+    In place of an id, simulations may give a function or class that makes the environment, or an
+    environment itself, of this interface or of Gymnasium's.
 
     Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the most
     similar known one), a value out of range, sizes that this environment does not have, or a
     mistake in an external environment (the detail names the line).
     """
     given = {key: value for key, value in values.items() if value is not None}
-    builder = _builder(
-        name, str(given.pop(FOLDER, ".")) if plugins.is_file_reference(name) else "."
-    )
+    if not isinstance(name, str):
+        builder, name = _object_builder(name), getattr(name, "__name__", type(name).__name__)
+    else:
+        file = plugins.is_file_reference(name)
+        builder = _builder(name, str(given.pop(FOLDER, ".")) if file else ".")
     accepted = plugins.parameter_names(builder)
     sizes = {key: value for key, value in given.items() if key in _SIZES}
-    chosen = {key: value for key, value in given.items() if key in accepted}
-    for key in given.keys() - accepted - sizes.keys():
+    extra = given.keys() - sizes.keys() if plugins.takes_any_name(builder) else set()
+    chosen = {key: value for key, value in given.items() if key in {*accepted, *extra}}
+    for key in given.keys() - chosen.keys() - sizes.keys():
         raise LocalError(
             "invalid-spec", f"{name}: {plugins.unknown_name('parameter', key, accepted)}"
         )
@@ -117,6 +123,20 @@ def _builder(name: str, folder: str) -> Constructor:
         "invalid-spec",
         f"{plugins.unknown_name('environment', name, environment_names())}; Gymnasium's, such as "
         f"{GYMNASIUM}FrozenLake-v1; and your own, such as file.py:make",
+    )
+
+
+def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
+    """Returns a builder around an environment, or around a function or class that makes one.
+
+    An environment of Gymnasium's interface is adapted; the builder takes its horizon and rewards.
+    """
+    if not callable(code):
+        return partial(adapt, code) if hasattr(code, "observation_space") else lambda: code
+    if not hasattr(code, "observation_space") and not hasattr(code, "render_mode"):
+        return code  # type: ignore[no-any-return]
+    return lambda horizon=20, reward_low=0.0, reward_high=1.0, **own: adapt(
+        code(**own), horizon, reward_low, reward_high
     )
 
 

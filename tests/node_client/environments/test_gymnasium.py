@@ -39,7 +39,7 @@ class Lake:
 
 
 def test_an_environment_that_publishes_its_table_has_an_mdp() -> None:
-    mdp = exact_mdp(adapt(Lake(), horizon=2, low=0.0, high=2.0))
+    mdp = exact_mdp(adapt(Lake(), horizon=2, reward_low=0.0, reward_high=2.0))
     assert mdp.sizes == Sizes(X=4, A=2, H=2)
     np.testing.assert_array_equal(mdp.P[0, 1, 1], [0.0, 0.5, 0.0, 0.5])
     assert mdp.r[0, 1, 1] == 0.5
@@ -51,8 +51,8 @@ def test_a_time_limit_within_the_horizon_hides_the_table() -> None:
     limited = Lake()
     limited.spec = types.SimpleNamespace(max_episode_steps=2)  # type: ignore[attr-defined]
     with pytest.raises(LocalError, match="simulated with --per-user, not by population"):
-        exact_mdp(adapt(limited, horizon=2, low=0.0, high=2.0))
-    declared = declaration_of(adapt(limited, horizon=2, low=0.0, high=2.0))
+        exact_mdp(adapt(limited, horizon=2, reward_low=0.0, reward_high=2.0))
+    declared = declaration_of(adapt(limited, horizon=2, reward_low=0.0, reward_high=2.0))
     assert declared == Declaration(), "a limit may end an episode anywhere"
 
 
@@ -89,3 +89,29 @@ def _visits(mdp: TabularMDP, policy: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
     for h in range(mdp.sizes.H):
         d.append(d[-1] @ mdp.P[h, np.arange(mdp.sizes.X), policy[h]])
     return np.array(d)
+
+
+def test_arguments_go_to_gymnasium() -> None:
+    lake = make("gymnasium:FrozenLake-v1", map_name="8x8", is_slippery=False, horizon=16)
+    assert lake.sizes == Sizes(65, 4, 16)
+    assert set(np.unique(exact_mdp(lake).P)) == {0.0, 1.0}, "no ice"
+    cliff = make("gymnasium:CliffWalking-v1", reward_low=-100, reward_high=-1)
+    assert exact_mdp(cliff).r.max() == 1.0
+
+
+@pytest.mark.parametrize("kind", ["class", "made", "function"])
+def test_an_environment_may_be_a_python_object(kind: str) -> None:
+    toy_text = pytest.importorskip("gymnasium.envs.toy_text")
+    gymnasium = pytest.importorskip("gymnasium")
+    if kind == "class":
+        made = make(toy_text.FrozenLakeEnv, map_name="8x8", horizon=9)
+    elif kind == "made":
+        made = make(gymnasium.make("FrozenLake-v1", map_name="8x8"), horizon=9)
+    else:
+        made = make(
+            lambda size: make("gymnasium:FrozenLake-v1", map_name=size, horizon=9), size="8x8"
+        )
+    assert made.sizes == Sizes(65, 4, 9)
+    assert make(made) is made
+    with pytest.raises(LocalError, match="no parameter 'nonsense'"):
+        make(made, nonsense=1)
