@@ -48,7 +48,7 @@ MEMBERS = ("sizes", "reward_range", "absorbing", "reset", "step")
 _SIZES = frozenset({"states", "actions", "horizon"})
 
 
-def make(name: object, **values: Parameter | None) -> Environment:
+def make(reference: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
     In place of an id, simulations may give a function or class that makes the environment, or an
@@ -59,11 +59,12 @@ def make(name: object, **values: Parameter | None) -> Environment:
     mistake in an external environment (the detail names the line).
     """
     given = {key: value for key, value in values.items() if value is not None}
-    if not isinstance(name, str):
-        builder, name = _object_builder(name), getattr(name, "__name__", type(name).__name__)
-    else:
-        file = plugins.is_file_reference(name)
+    if isinstance(reference, str):
+        name, file = reference, plugins.is_file_reference(reference)
         builder = _builder(name, str(given.pop(FOLDER, ".")) if file else ".")
+    else:
+        name = str(getattr(reference, "__name__", type(reference).__name__))
+        builder = _object_builder(reference)
     accepted = plugins.parameter_names(builder)
     sizes = {key: value for key, value in given.items() if key in _SIZES}
     extra = given.keys() - sizes.keys() if plugins.takes_any_name(builder) else set()
