@@ -9,9 +9,10 @@ Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -386,7 +387,14 @@ def parse(data: bytes) -> Context:
         descriptor = BatchDescriptor.model_validate_json(data)
     except ValidationError as error:
         raise RemoteError("malformed", f"descriptor: {first_fault(error)}") from error
+    json.loads(data, object_pairs_hook=_check_members)
     return Context(descriptor, hashlib.sha256(LABEL_DIGEST + data).digest())
+
+
+def _check_members(members: list[tuple[str, Any]]) -> None:
+    """Refuses an object with a member twice, of which another parser could take the other value."""
+    if len(dict(members)) < len(members):
+        raise RemoteError("malformed", "descriptor: an object has a member twice")
 
 
 def first_fault(error: ValidationError) -> str:

@@ -88,6 +88,15 @@ def test_slots_of_an_owner(share: float, n: int, slots: int) -> None:
             descriptor(**changes)
 
 
+@pytest.mark.parametrize("twice", ['"n":9,', '"noise":{},'])
+def test_a_member_twice_is_refused(twice: str) -> None:
+    """Parsers differ in which of the two they take, so two nodes could see two batches."""
+    data = d.serialize(descriptor()).decode()
+    with pytest.raises(RemoteError, match="twice") as refused:
+        d.parse(data.replace("{", "{" + twice, 1).encode())
+    assert refused.value.slug == "malformed"
+
+
 def made(vector: dict[str, Any]) -> d.BatchDescriptor:
     return descriptor(**ONE_MESSAGE.get(vector.get("trust", "shuffle"), {}))
 
