@@ -34,7 +34,7 @@ async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None
     environment = settings.make_environment()
     demands = settings.demands(environment)
     nodes = deque(NodeState(credential) for credential in settings.credentials())
-    users = Users(settings.state_dir, settings.users())
+    users = Users(settings.state_dir, settings.users(), settings.users_key)
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     try:
         with SealingPool(settings.workers) as pool:

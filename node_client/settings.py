@@ -6,14 +6,21 @@ a file or an answer of the shuffler, on one line (`common.protocol.errors.one_li
 """
 
 import os
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.process.configuration import RoleSettings, Share, check_shares, file_bytes
+from riffle.common.process.configuration import (
+    RoleSettings,
+    Share,
+    check_shares,
+    file_bytes,
+    hex_file,
+)
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import (
@@ -30,8 +37,10 @@ from riffle.common.protocol.wire import MAX_USERS_A_LEASE
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.trust import Demands
+from riffle.node_client.users import opaque_id
 
 T = TypeVar("T")
+OwnId = Annotated[str, StringConstraints(pattern=r"^\S+( \S+)*$", max_length=200)]
 PREFIX = "RIFFLE_NODE_"
 JOURNAL = Journal(
     "node",
@@ -69,7 +78,14 @@ class Settings(RoleSettings):
     credentials_file: Path = Field(description="JSON list of {node_id, owner, token}")
     state_dir: Path = Field(description="folder of the record of users who were asked")
     users_file: Path | None = Field(
-        default=None, description="JSON object node_id -> list of user ids (32 hex digits each)"
+        default=None,
+        description="JSON object node_id -> list of the owner's own ids of people, as e-mail "
+        "addresses, each always spelt the same",
+    )
+    users_key_file: Path | None = Field(
+        default=None,
+        description="file with a secret key, 64 hex digits, that hides these ids from the "
+        "shuffler; the same for all nodes that may serve the same person, and never changed",
     )
     simulated_users: bool = Field(
         default=False, description="invent user ids instead: simulations and tests only"
@@ -150,12 +166,23 @@ class Settings(RoleSettings):
                 "give exactly one of users_file and simulated_users=true: a node that invents its "
                 "users protects none of them from being asked twice"
             )
+        if self.users_file is not None and self.users_key_file is None:
+            raise ValueError(
+                "users_file needs users_key_file, which hides the ids from the shuffler: 'riffle "
+                "network enrol' writes users_key, and so does 'openssl rand -hex 32'"
+            )
         return self
 
     @property
     def loopback(self) -> bool:
         """Whether the shuffler is on this machine."""
         return is_loopback_service(self.shuffler_url)
+
+    @cached_property
+    def users_key(self) -> bytes | None:
+        """The key of `users.opaque_id`, read once; raises LocalError ``invalid-spec``."""
+        file = self.users_key_file
+        return None if file is None else hex_file(f"{PREFIX}USERS_KEY_FILE", file)
 
     def make_environment(self) -> Environment:
         """Makes the environment. Raises as `registry.make` does."""
@@ -197,26 +224,27 @@ class Settings(RoleSettings):
         return credentials
 
     def users(self) -> dict[str, list[str]] | None:
-        """Returns each node's user ids by node id; None if users are simulated.
+        """Returns each node's opaque user ids by node id; None if users are simulated.
 
         Raises LocalError ``invalid-spec`` if the file is unreadable or malformed, names a user
         twice, or names other nodes than the credentials file does.
         """
-        if self.users_file is None:
+        if self.users_file is None or self.users_key is None:
             return None
         users = _read("users", self.users_file, _USERS)
         nodes = {credential.node_id for credential in self.credentials()}
         faults = [f"node {node} has no credential" for node in sorted(users.keys() - nodes)]
         faults += [f"no users of node {node}" for node in sorted(nodes) if not users.get(node)]
-        ids = [user for of_node in users.values() for user in of_node]
-        if len(set(ids)) != len(ids):
+        people = [user for of_node in users.values() for user in of_node]
+        if len(set(people)) != len(people):
             faults.append("a user is named twice; one person has one id, at one node")
         if faults:
             raise _bad_file("users", self.users_file, faults[0])
-        return users
+        key = self.users_key
+        return {node: [opaque_id(key, user) for user in ids] for node, ids in users.items()}
 
 
-_USERS = TypeAdapter(dict[Hex16, list[Hex16]])
+_USERS = TypeAdapter(dict[Hex16, list[OwnId]])
 _CREDENTIALS = TypeAdapter(list[Credential])
 
 

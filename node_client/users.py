@@ -4,9 +4,13 @@ A user is one person: one episode and one report over all runs. Before a node ru
 it marks the user as asked, in a synced transaction. If the node crashes then, that user is never
 asked again: the slot's lease expires, and the shuffler gives the slot to somebody else.
 
-The node's owner lists the users of each node. Ids of simulated users are invented as needed (16
-bytes from the system's CSPRNG). One person could be asked under several invented ids, so these are
-for simulations and tests.
+The node's owner lists the users of each node by ids of their own, such as e-mail addresses. This
+file and the shuffler know a user by `opaque_id`: nobody without the owner's key can test whether a
+person took part, or take that person's place. With another key everybody would be a new user, so
+the file remembers its key, and other keys are refused.
+
+Ids of simulated users are invented as needed (16 bytes from the system's CSPRNG). One person could
+be asked under several invented ids, so these are for simulations and tests.
 
 Each process has one SQLite file and locks it, so that no two processes share users. Every method
 that reads or writes raises LocalError ``unavailable``, and changes nothing, if the file cannot be
@@ -14,6 +18,8 @@ used (the disk is full, say). Commits wait for the disk, so an event loop calls 
 thread.
 """
 
+import hashlib
+import hmac
 import secrets
 import sqlite3
 import threading
@@ -23,6 +29,7 @@ from pathlib import Path
 from riffle.common.protocol.errors import LocalError
 
 FILE_NAME = "users.sqlite"
+LABEL_USER = b"riffle v1 user\x00"
 SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE users (
@@ -35,14 +42,22 @@ PRAGMA user_version = 1;
 """
 
 
+def opaque_id(key: bytes, user: str) -> str:
+    """Returns the id of an owner's user at the shuffler: 16 bytes of HMAC-SHA256, hex."""
+    return hmac.digest(key, LABEL_USER + user.encode(), "sha256")[:16].hex()
+
+
 class Users:
     """The users of all nodes of one process, safe to use from several threads.
 
-    ``listed`` maps node ids to user ids; None means simulated users. Raises LocalError
-    ``unavailable`` if another process uses the directory or a newer Riffle wrote it.
+    ``listed`` maps node ids to user ids; None means simulated users. ``key`` is the key of
+    `opaque_id`. Raises LocalError ``unavailable`` if another process uses the directory or a newer
+    Riffle wrote it, and ``wrong-state`` if the file belongs to another key.
     """
 
-    def __init__(self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None) -> None:
+    def __init__(
+        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
+    ) -> None:
         self._path = state_dir / FILE_NAME
         self._simulated = listed is None
         self._aside: set[str] = set()
@@ -57,6 +72,8 @@ class Users:
             raise LocalError("unavailable", detail) from error
         try:
             self._prepare()
+            if key is not None:
+                self._bind(key)
             if listed is not None:
                 self.replace_unasked(listed)
         except BaseException:
@@ -121,6 +138,15 @@ class Users:
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
                 raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
+
+    def _bind(self, key: bytes) -> None:
+        """Remembers a key by 31 bits of its digest."""
+        mark = int.from_bytes(hashlib.sha256(LABEL_USER + key).digest()[:4], "big") >> 1
+        bound = int(str(self._rows("PRAGMA application_id", ())[0][0]))
+        if bound not in (0, mark):
+            detail = f"{self._path} was made with another users key; with a new key, people who "
+            raise LocalError("wrong-state", f"{detail}took part would be asked again")
+        self._write(f"PRAGMA application_id = {mark}", [()])
 
     def _prepare(self) -> None:
         try:

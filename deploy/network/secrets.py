@@ -5,7 +5,9 @@
 - ``shuffler/``: its signing key, the coordinator's public key, hashes of the tokens it accepts.
 - ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
   of the operator's token.
-- ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials. Only the shuffler's
+- ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials and the key that hides
+  user ids from the shuffler. An owner
+  who is not the shuffler's operator makes a key of their own. Only the shuffler's
   operator enrols nodes: the coordinator's folder never holds credentials.
 - ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
   folder. ``coordinator_url`` may hold the coordinator's address.
@@ -228,6 +230,7 @@ def enrol(
     the credentials file is damaged.
     """
     file = folder / "nodes" / "credentials.json"
+    _write(folder / "nodes" / "users_key", secrets.token_bytes(32).hex())
     try:
         credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
     except ValidationError as error:  # raised without its cause, which may show tokens

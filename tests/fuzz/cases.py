@@ -107,6 +107,12 @@ def in_a_file(folder: Path, read: Callable[[Path], object]) -> Callable[[bytes],
     return decode
 
 
+def key_file(folder: Path) -> Path:
+    file = folder / "users_key"
+    file.write_text(KEY_HEX)
+    return file
+
+
 def node_settings(folder: Path, **files: Path) -> NodeSettings:
     credentials = folder / "credentials.json"
     credentials.write_bytes(CREDENTIALS)
@@ -346,7 +352,12 @@ def files(folder: Path) -> dict[str, Case]:
         ),
         "MDP file": Case(in_a_file(folder, load_mdp), (MDP,), (LocalError,)),
         "users file": Case(
-            in_a_file(folder, lambda file: node_settings(folder, users_file=file).users()),
+            in_a_file(
+                folder,
+                lambda file: node_settings(
+                    folder, users_file=file, users_key_file=key_file(folder)
+                ).users(),
+            ),
             (json.dumps({ID: [KEY_HEX[:32], ID]}).encode(),),
             (LocalError,),
         ),

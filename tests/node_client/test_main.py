@@ -56,7 +56,9 @@ def test_without_users_a_node_does_not_start(
 ) -> None:
     users = tmp_path / "users.json"
     users.write_text("{}")
-    settings = load(tmp_path, monkeypatch, SIMULATED_USERS="false", USERS_FILE=str(users))
+    (tmp_path / "key").write_text("5e" * 32)
+    files = {"USERS_FILE": str(users), "USERS_KEY_FILE": str(tmp_path / "key")}
+    settings = load(tmp_path, monkeypatch, SIMULATED_USERS="false", **files)
     with pytest.raises(LocalError, match="no users of node"):
         run(settings)
 

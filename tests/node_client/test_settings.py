@@ -9,9 +9,11 @@ import pytest
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.settings import Settings
+from riffle.node_client.users import opaque_id
 from tests.node_client import world
 
 NODE = "ab" * 16
+USERS_KEY = b"k" * 32
 KEY = world.public(world.SHUFFLER).hex()
 
 
@@ -124,6 +126,7 @@ def test_keys_can_be_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ({"SIMULATED_USERS": None}, "exactly one of users_file and simulated_users"),
         ({"SIMULATED_USERS": "false"}, "exactly one of users_file and simulated_users"),
         ({"USERS_FILE": "users.json"}, "exactly one of users_file and simulated_users"),
+        ({"SIMULATED_USERS": None, "USERS_FILE": "users.json"}, "users_file needs users_key_file"),
     ],
 )
 def test_a_wrong_setting_is_named(
@@ -160,12 +163,15 @@ def test_credentials_must_be_whole_and_stay_secret(
 def with_users(folder: Path, patch: pytest.MonkeyPatch, content: object) -> Settings:
     (folder / "users.json").write_text(json.dumps(content))
     patch.delenv("RIFFLE_NODE_SIMULATED_USERS", raising=False)
-    return load(folder, patch, SIMULATED_USERS=None, USERS_FILE=str(folder / "users.json"))
+    (folder / "users_key").write_text(USERS_KEY.hex())
+    files = {"USERS_FILE": folder / "users.json", "USERS_KEY_FILE": folder / "users_key"}
+    return load(folder, patch, SIMULATED_USERS=None, **{k: str(v) for k, v in files.items()})
 
 
 def test_users_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    users = {NODE: ["01" * 16, "02" * 16]}
-    assert with_users(tmp_path, monkeypatch, users).users() == users
+    people = ["ann@example.org", "Jörg Müller"]
+    listed = with_users(tmp_path, monkeypatch, {NODE: people}).users()
+    assert listed == {NODE: [opaque_id(USERS_KEY, person) for person in people]}
     monkeypatch.delenv("RIFFLE_NODE_USERS_FILE")
     assert load(tmp_path, monkeypatch).users() is None
 
@@ -178,7 +184,9 @@ def test_users_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({NODE: []}, f"no users of node {NODE}"),
         ({NODE: ["01" * 16], "cd" * 16: ["02" * 16]}, f"node {'cd' * 16} has no credential"),
         ({NODE: ["01" * 16, "01" * 16]}, "twice"),
-        ({NODE: ["not hex"]}, "32"),
+        ({NODE: [""]}, "pattern"),
+        ({NODE: ["ann@example.org "]}, "pattern"),
+        ({NODE: ["a" * 201]}, "200"),
     ],
 )
 def test_the_users_file_must_be_whole(

@@ -1,12 +1,13 @@
 """The users' file: no user is asked twice, over restarts and crashes; locked; versioned."""
 
+import hashlib
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.node_client.users import FILE_NAME, Users
+from riffle.node_client.users import FILE_NAME, Users, opaque_id
 
 NODE, OTHER = "aa" * 16, "bb" * 16
 
@@ -130,3 +131,23 @@ def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     users._database.execute("PRAGMA query_only = OFF")
     assert count_asked(users, NODE) == 0
     users.close()
+
+
+def test_an_opaque_id_needs_the_owners_key() -> None:
+    """HMAC-SHA256, checked by its definition (RFC 2104), so that other nodes can agree."""
+    key, message = bytes(range(32)), b"riffle v1 user\0ann@example.org"
+    pads = (bytes(b ^ pad for b in key.ljust(64, b"\0")) for pad in (0x36, 0x5C))
+    inner, outer = pads
+    digest = hashlib.sha256(outer + hashlib.sha256(inner + message).digest()).hexdigest()
+    assert opaque_id(key, "ann@example.org") == digest[:32]
+    assert opaque_id(bytes(32), "ann@example.org") != digest[:32]
+    assert opaque_id(key, "Ann@example.org") != digest[:32]
+
+
+def test_a_file_keeps_its_key(tmp_path: Path) -> None:
+    for key in (None, b"k" * 32, b"k" * 32):
+        Users(tmp_path, None, key).close()
+    with pytest.raises(LocalError, match="another users key") as caught:
+        Users(tmp_path, None, b"j" * 32)
+    assert caught.value.slug == "wrong-state"
+    Users(tmp_path, None, b"k" * 32).close()

@@ -104,9 +104,11 @@ def wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
 def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> None:
     secrets, url = shuffler
     enrol(secrets, url, ["me"], 2, 100)
-    first = credentials(secrets)
+    first, key = credentials(secrets), (secrets / "nodes" / "users_key").read_text()
+    assert len(bytes.fromhex(key)) == 32
     enrol(secrets, url, ["me"], 2, 100)
     assert credentials(secrets) == first
+    assert (secrets / "nodes" / "users_key").read_text() == key, "with another, all are new users"
     enrol(secrets, url, ["me"], 3, 100)
     assert credentials(secrets)[:2] == first
     assert len({node["token"] for node in credentials(secrets)}) == 3

@@ -85,6 +85,12 @@ def coordinator_settings(
     )
 
 
+def users_key(folder: Path) -> Path:
+    file = folder / "users_key"
+    file.write_text("5e" * 32)
+    return file
+
+
 def node_settings(folder: Path) -> NodeSettings:
     return NodeSettings(
         shuffler_url="http://127.0.0.1",
@@ -94,6 +100,7 @@ def node_settings(folder: Path) -> NodeSettings:
         analyzer_keys_file=folder / "pins",
         credentials_file=folder / "credentials.json",
         users_file=folder / "users.json",
+        users_key_file=users_key(folder),
         state_dir=folder / "state",
         **ENVIRONMENT,
         max_epsilon=20.0,
