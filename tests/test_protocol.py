@@ -22,7 +22,7 @@ from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import errors, hpke, wire
 from riffle.common.server import service
-from riffle.node_client import pipeline, runner, shuffler_client
+from riffle.node_client import pipeline, runner, shuffler_client, users
 from riffle.shuffler import app, rules
 from riffle.shuffler.settings import Settings
 from tests.common.descriptors import ONE_MESSAGE, descriptor
@@ -65,6 +65,7 @@ DEFAULTS = {
 BACKOFF = shuffler_client.Backoff()
 KEY, TAG, SEAL = hpke.KEY_BYTES, hpke.TAG_BYTES, hpke.OVERHEAD
 P = 1 << MAX_P_LOG2
+USER = users.opaque_id(bytes(range(32)), "ann@example.org")
 
 SENTENCES = (
     f"private key {KEY}, public key {KEY}, signature 64 |",
@@ -120,14 +121,16 @@ SENTENCES = (
     f"or to n if n is below {rules.SMALLEST_SHOWN}",
     f"with 1 to {wire.MAX_USERS_A_LEASE} users:",
     f"A lease id is {2 * wire.LEASE_BYTES} hexadecimal digits.",
-    {0.25: "within a quarter of `lease_seconds`"}[pipeline.PORTION],
+    {0.25: "within a quarter of a lease's life"}[pipeline.PORTION],
     f"| leave this batch for {runner.RETRY_SECONDS:g} s or more |",
     f"more than one lapsed lease for every {rules.REPORTS_A_LAPSE} reports",
     f"The body is 1 to {wire.MAX_USERS_A_LEASE} frames",
     f"frame = lease id ({wire.LEASE_BYTES} bytes) ‖ report",
     f"repeat this every {wire.DECLINE_SECONDS} seconds",
-    f"A user id is {wire.LEASE_BYTES} bytes from a random generator, as {2 * wire.LEASE_BYTES} "
-    "hexadecimal digits",
+    f"A user id is {len(USER) // 2} bytes, as {len(USER)} hexadecimal digits.",
+    f"id = first {len(USER) // 2} bytes of HMAC-SHA256(key, "
+    f'"{users.LABEL_USER[:-1].decode()}" ‖ 00 ‖ the owner',
+    f"With key `00 01 02 ... 1f`, `ann@example.org` becomes `{USER}`.",
     f'"public_key": "..."}}` (Ed25519, {2 * KEY} hex digits)',
     f"(the keys to pin, {2 * KEY} hexadecimal digits each)",
     f"one public key of {2 * KEY} hexadecimal digits a line",
@@ -427,10 +430,10 @@ def test_the_page_says_what_the_code_does() -> None:
 
 FREE = re.compile(
     r"^\#.*$ | \[[^]]*\]\(\#[^)]*\) | ^\d+\.[ ] | ^[ ]{4}.*"
-    r"| In[ ]rule[ ]\d+ | \|[ ]2[23][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
+    r"| In[ ]rule[ ]\d+ | \|[ ]2[56][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
     r"| SHA-?256 | AES-128 | /v1/ | `v1` | p_log2 | ⌊log2⌋ | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
     r"| \b00\b | \b[012]\b | \(2k | `\W?8[^`]*` | answer(,|[ ]is)[ ]20[01] | a[ ]\*?\*?200"
-    r"| exceed[ ]64[ ]bits | users\W+1000",
+    r"| exceed[ ]64[ ]bits | users\W+1000 | `00[ ]01[ ]02[ ]...[ ]1f` | The[ ]key[ ]is[ ]32",
     re.MULTILINE | re.VERBOSE,
 )
 """Numbers that the page may change freely: headings, links, names, arithmetic, examples."""
