@@ -68,7 +68,13 @@ def create_app(
             closing.callback(opener.close)
             coordinator = Coordinator(
                 store=store,
-                issuer=Issuer(settings.shuffler_id, keys.active, clock, settings.max_owner_share),
+                issuer=Issuer(
+                    settings.shuffler_id,
+                    keys.active,
+                    clock,
+                    settings.max_owner_share,
+                    settings.epoch_seconds,
+                ),
                 exchange=BatchExchange(client, opener, signing_key, clock),
                 keys=keys,
                 registry=learners,

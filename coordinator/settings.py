@@ -14,7 +14,7 @@ from pydantic_settings import SettingsConfigDict
 from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process.configuration import Share, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
-from riffle.common.protocol.descriptor import Name
+from riffle.common.protocol.descriptor import MAX_EPOCH_SECONDS, Name
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import MESSAGES
 from riffle.common.server.settings import ServerSettings
@@ -51,6 +51,13 @@ class Settings(ServerSettings):
         default=0.05,
         description="share of a batch's slots that its descriptor gives one owner's nodes; default "
         "with a shuffler on loopback: 1, which is no limit",
+    )
+    epoch_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPOCH_SECONDS,
+        description="length of the shuffler's epochs, in which a user may report once; default: a "
+        "user reports once in a lifetime",
     )
     lease_seconds: int = Field(
         default=15,

@@ -16,9 +16,11 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
   the descriptor promises.
 
 `decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
-once, over all batches and runs; parallel composition over batches rests on that rule. The nodes of
-one owner together hold at most the share of a batch that the descriptor allows. While a batch is
-open, the coordinator sees no number that changes with every single report (`for_coordinator`).
+once, over all batches and runs, and parallel composition over batches rests on that rule. If the
+operator allows epochs, a user reports once an epoch, and the user's own node adds up what they
+spend (`node_client.ledger`). The nodes of one owner together hold at most the share of a batch that
+the descriptor allows. While a batch is open, the coordinator sees no number that changes with every
+single report (`for_coordinator`).
 """
 
 from collections.abc import Iterable, Sequence

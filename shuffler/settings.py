@@ -16,7 +16,7 @@ from pydantic_settings import SettingsConfigDict
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.process.configuration import Share, check_shares
 from riffle.common.process.endpoint import is_loopback
-from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, Name
+from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, MAX_EPOCH_SECONDS, Name
 from riffle.common.protocol.verification import MESSAGES
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.common.server.settings import ServerSettings
@@ -74,6 +74,13 @@ class Settings(ServerSettings):
         default=0.05,
         description="largest share of a batch that one owner's nodes may hold; default on "
         "loopback: 1, which is no limit",
+    )
+    epoch_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPOCH_SECONDS,
+        description="length of an epoch, in which a user may report once; every batch must state "
+        "it; default: a user reports once in a lifetime",
     )
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes handed over"
@@ -179,6 +186,7 @@ class Settings(ServerSettings):
             aggregations=self.aggregations,
             smallest_n=self.smallest_n,
             max_owner_share=self.max_owner_share,
+            epoch_seconds=self.epoch_seconds,
             test_entry=self.test_entry,
             max_batch_bytes=self.max_batch_bytes,
             max_report_bytes=self.inflight_of_a_node - LEASE_BYTES,

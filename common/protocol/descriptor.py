@@ -106,13 +106,19 @@ class Epoch:
         return cls(start, start + seconds)
 
 
-def may_report_again(before: Epoch | None, after: Epoch | None) -> bool:
-    """Returns whether a user of a batch of epoch ``before`` may report in one of ``after``.
+def bars_until(epoch: Epoch | None) -> int:
+    """Returns the time until which a report in a batch of this epoch bars its user from others."""
+    return MAX_EXACT if epoch is None else epoch.end
 
-    Epochs of users only ever go forward. So a clock that goes back, and a change of the epochs'
-    length, give nobody a second report in the same time.
+
+def may_report(barred_until: int, epoch: Epoch | None) -> bool:
+    """Returns whether a user who is barred until a time may report in a batch of this epoch.
+
+    ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
+    epochs only go forward. So a clock that goes back, and a change of the epochs' length, give
+    nobody a second report in the same time.
     """
-    return before is not None and after is not None and before.end <= after.start
+    return not barred_until or (epoch is not None and barred_until <= epoch.start)
 
 
 NoiseKind = Literal["bernoulli", "flips", "laplace", "binomial"]

@@ -27,6 +27,7 @@ from riffle.common.mechanism.parameters import BatchNoise, Padding
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.descriptor import (
     BatchDescriptor,
+    Epoch,
     GuaranteeDocument,
     NoiseDocument,
     batch_id,
@@ -106,6 +107,18 @@ class Issuer:
     active_key: Callable[[], str]
     clock: Callable[[], float]
     max_owner_share: float = 1.0
+    epoch_seconds: int | None = None
+
+    def expires_at(self, seconds: int) -> int:
+        """Returns the end of a batch that is issued now and may be open for ``seconds``.
+
+        With epochs, it is at most the end of the next epoch, because the shuffler takes no batch of
+        a later one.
+        """
+        now = int(self.clock())
+        epoch = Epoch.of(now, self.epoch_seconds)
+        last = math.inf if epoch is None else 2 * epoch.end - epoch.start - 1
+        return int(min(now + seconds, last))
 
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
         """Refuses a batch of n reports if no shuffler would take it.
@@ -141,7 +154,7 @@ class Issuer:
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
     ) -> Issue:
-        """Returns the batch of ``deployment``, which expires after `RunSpec.batch_seconds`.
+        """Returns the batch of ``deployment``, which expires after `RunSpec.batch_seconds` at most.
 
         Raises RemoteError as `check` does, and ``invalid-spec`` if no descriptor can hold the
         batch.
@@ -160,7 +173,7 @@ class Issuer:
                 word_bits=calibration.word_bits,
                 environment=spec.environment,
                 n=deployment.n,
-                expires_at=int(self.clock()) + spec.batch_seconds,
+                expires_at=self.expires_at(spec.batch_seconds),
                 states=spec.states,
                 actions=spec.actions,
                 horizon=spec.horizon,
@@ -179,6 +192,7 @@ class Issuer:
                     epsilon=spec.epsilon, beta=spec.beta, dishonest_fraction=spec.dishonest_fraction
                 ),
                 owner_share=self.max_owner_share,
+                epoch_seconds=self.epoch_seconds,
                 analyzer_key=self.active_key(),
                 test_seed=spec.test_seed,
                 episode_seconds=spec.episode_seconds,

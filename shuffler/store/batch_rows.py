@@ -22,7 +22,7 @@ from sqlalchemy import (
     update,
 )
 
-from riffle.common.protocol.descriptor import Context, SignedDescriptor
+from riffle.common.protocol.descriptor import Context, Epoch, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.wire import DECLINE_SECONDS, BatchState, BatchStatus, OpenBatch
@@ -58,6 +58,7 @@ class Batch:
     owner_slots: int
     expires_at: int
     episode_seconds: int
+    epoch_seconds: int | None
     report_bytes: int
     message_bytes: int
     word_bits: int | None
@@ -65,6 +66,11 @@ class Batch:
     reports: int
     next_slot: int
     messages_sha256: str | None
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch in which the batch's reports count."""
+        return Epoch.of(self.expires_at, self.epoch_seconds)
 
     @property
     def L(self) -> int:
@@ -146,6 +152,7 @@ def insert_batch(
             owner_slots=d.owner_slots,
             expires_at=d.expires_at,
             episode_seconds=d.episode_seconds or 0,
+            epoch_seconds=d.epoch_seconds,
             report_bytes=d.report_bytes,
             message_bytes=d.message_bytes,
             word_bits=d.word_bits,

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, case, delete, func, literal_column, select, update
 
+from riffle.common.protocol.descriptor import Epoch
 from riffle.common.server.statements import execute_rows, is_one_of, unindexed
 from riffle.shuffler.rules import Standing
 from riffle.shuffler.states import LeaseState, lease_after
@@ -49,8 +50,8 @@ _OF_UPLOAD = (
     )
     .with_for_update()
 )
-_WITH_BATCH_STATE = (
-    select(*_COLUMNS, batches.c.state)
+_WITH_BATCH = (
+    select(*_COLUMNS, batches.c.state, batches.c.expires_at, batches.c.epoch_seconds)
     .join(batches, batches.c.batch_id == lease_groups.c.batch_id)
     .where(is_one_of(lease_groups.c.group_id, "groups"))
 )
@@ -231,13 +232,19 @@ def groups_of_upload(
 
 def groups_of_leases(
     connection: Connection, leases: Iterable[str]
-) -> dict[str, tuple[LeaseGroup, bool]]:
-    """Returns these leases' groups by id, each with a flag: whether its batch is open."""
+) -> dict[str, tuple[LeaseGroup, bool, Epoch | None]]:
+    """Returns these leases' groups by id, each with its batch's state and epoch.
+
+    The state is a flag: whether the batch is open.
+    """
     groups = list({group_of(lease) for lease in leases})
     if not groups:
         return {}
-    rows = connection.execute(_WITH_BATCH_STATE, {"groups": groups})
-    return {row[0]: (LeaseGroup.from_row(row[:-1]), row[-1] == "open") for row in rows}
+    rows = connection.execute(_WITH_BATCH, {"groups": groups})
+    return {
+        row[0]: (LeaseGroup.from_row(row[:-3]), row.state == "open", Epoch.of(*row[-2:]))
+        for row in rows
+    }
 
 
 def save(connection: Connection, groups: Iterable[LeaseGroup]) -> None:

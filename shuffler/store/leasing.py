@@ -7,7 +7,8 @@ under it is refused as late. Only the newest lease of a user may report.
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 reports, marks their leases and, with the n-th distinct report, seals the batch. So a crash cannot
 leave a stored report whose lease is unmarked, or the reverse. Only a user's newest lease can be
-marked, and a marked lease shows that its user has reported.
+marked, and a marked lease shows that its user has reported. With epochs, a lease of a later epoch
+may follow a marked one.
 """
 
 from collections import Counter
@@ -18,6 +19,7 @@ from itertools import repeat
 
 from sqlalchemy import Connection, bindparam, insert, update
 
+from riffle.common.protocol.descriptor import may_report
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KEY_BYTES, TAG_BYTES
 from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply, UploadResult
@@ -81,7 +83,8 @@ def lease_slots(
             lease = Lease(user, lease_rows.slot_of(record.lease), record.lease, live.expires_at)
             kept.append(lease)
             continue
-        barred = record is not None and (record.reported or live is not None)
+        reported = record is not None and not may_report(record.barred_until, batch.epoch)
+        barred = reported or live is not None
         decision = decide_lease(room, new=record is None, barred=barred)
         if decision == "grant":
             granted.append(key)
@@ -132,7 +135,7 @@ def _grant(
 def _supersede(connection: Connection, people: Iterable[UserRecord]) -> None:
     changed = {}
     for record in people:
-        if record.group is not None and record.index is not None:
+        if record.group is not None and record.index is not None and not record.reported:
             record.group.supersede(record.index)
             changed[record.group.group_id] = record.group
     lease_rows.save(connection, changed.values())

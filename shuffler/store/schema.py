@@ -1,7 +1,7 @@
 """The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives its batch: it prevents a second report, over all batches and runs. A change of
-a table raises the version of the schema.
+A user's row outlives its batch: it prevents a second report, over all batches and runs, or in one
+epoch. A change of a table raises the version of the schema.
 """
 
 from functools import partial
@@ -56,6 +56,8 @@ users = Table(
     # The newest lease, which may be over or deleted. No other lease of the user can be live or has
     # reported.
     Column("lease", String(32), nullable=False),
+    # `bars_until` of the last lease that reported and was then replaced, in a later epoch; or 0.
+    Column("barred_until", BigInteger, nullable=False, server_default=text("0")),
 )
 
 batches = Table(
@@ -72,6 +74,7 @@ batches = Table(
     Column("owner_slots", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("episode_seconds", Integer, nullable=False, default=0),
+    Column("epoch_seconds", BigInteger),  # null: a user reports once in a lifetime
     Column("report_bytes", Integer, nullable=False),
     Column("message_bytes", Integer, nullable=False),
     Column("word_bits", Integer),  # of `sums`; null: messages

@@ -1,22 +1,25 @@
 """Users and nodes in the store.
 
 A user belongs to the owner of the node that named them, and reports once for this owner, over all
-batches and runs. The store knows users by `user_key`, so the same id at another owner is another
-user: owners cannot find or lock out others' users. A user's newest lease shows whether the user has
-reported; after a report it is never replaced. So a user's row and newest lease outlive their batch.
+batches and runs, or once an epoch. The store knows users by `user_key`, so the same id at another
+owner is another user: owners cannot find or lock out others' users. A user's newest lease shows
+whether the user has reported. After a report it is replaced only in a later epoch, and the user's
+row then keeps the end of the epoch of the report. So a user has one row for all epochs, and row and
+newest lease outlive their batch.
 
 The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
 and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.
 """
 
 import secrets
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
 from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.descriptor import Epoch, bars_until
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.database import notify
@@ -25,11 +28,17 @@ from riffle.shuffler.store.lease_rows import LeaseGroup, group_of, groups_of_lea
 from riffle.shuffler.store.schema import lease_groups, nodes, users
 
 _USERS = (
-    select(users.c.user, users.c.lease).where(is_one_of(users.c.user, "wanted")).with_for_update()
+    select(users.c.user, users.c.lease, users.c.barred_until)
+    .where(is_one_of(users.c.user, "wanted"))
+    .with_for_update()
 )
 _INSERT = insert(users)
 _OF_USER = users.c.user == bindparam("of_user")
-_SET_LEASE = update(users).where(_OF_USER).values(lease=bindparam("newest_lease"))
+_SET_LEASE = (
+    update(users)
+    .where(_OF_USER)
+    .values(lease=bindparam("newest_lease"), barred_until=bindparam("until"))
+)
 _UPDATE = update(nodes).where(nodes.c.node_id == bindparam("node"))
 _GROW_NODE = _UPDATE.values(
     users=nodes.c.users + bindparam("new"), leases=nodes.c.leases + bindparam("more")
@@ -63,19 +72,27 @@ _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_upd
 class UserRecord:
     """A user's newest lease, at ``index`` of ``group``; both are None once the lease is forgotten.
 
-    ``open``: the lease's batch is open.
+    ``open``: the lease's batch is open. ``epoch``: that of the batch. ``barred_before``: the time
+    until which an earlier report bars the user.
     """
 
     lease: str
+    barred_before: int = 0
     group: LeaseGroup | None = None
     index: int | None = None
     open: bool = False
+    epoch: Epoch | None = None
 
     @property
     def reported(self) -> bool:
-        """Returns whether the user has reported, in any batch."""
+        """Returns whether the user has reported with the newest lease."""
         group, index = self.group, self.index
         return group is not None and index is not None and group.states[index] == "reported"
+
+    @property
+    def barred_until(self) -> int:
+        """The time until which the user's reports bar other reports; see `may_report`."""
+        return bars_until(self.epoch) if self.reported else self.barred_before
 
     def live(self, now: int) -> LeaseGroup | None:
         """Returns the group of the newest lease if that lease may report at ``now``."""
@@ -94,10 +111,10 @@ def find_users(connection: Connection, wanted: Sequence[str]) -> dict[str, UserR
     rows = connection.execute(_USERS, {"wanted": wanted}).all()
     groups = groups_of_leases(connection, (row.lease for row in rows))
     records: dict[str, UserRecord] = {}
-    for user, lease in rows:
-        group, is_open = groups.get(group_of(lease), (None, False))
+    for user, lease, until in rows:
+        group, is_open, epoch = groups.get(group_of(lease), (None, False, None))
         index = None if group is None else group.index(lease)
-        records[user] = UserRecord(lease, group, index, is_open)
+        records[user] = UserRecord(lease, until, group, index, is_open, epoch)
     return records
 
 
@@ -105,15 +122,17 @@ def set_newest_leases(
     connection: Connection,
     node_id: str,
     leases: Sequence[tuple[str, str]],
-    existing: Container[str],
+    existing: Mapping[str, UserRecord],
 ) -> None:
     """Stores the newest lease of each user, given as (user, lease).
 
     A user who is not among the ``existing`` ones counts once toward the node's quota.
     """
-    known = [(lease, user) for user, lease in leases if user in existing]
+    known = [
+        (lease, existing[user].barred_until, user) for user, lease in leases if user in existing
+    ]
     new = [(user, node_id, lease) for user, lease in leases if user not in existing]
-    execute_rows(connection, _SET_LEASE, ("newest_lease", "of_user"), known)
+    execute_rows(connection, _SET_LEASE, ("newest_lease", "until", "of_user"), known)
     execute_rows(connection, _INSERT, ("user", "node_id", "lease"), new)
     connection.execute(_GROW_NODE, {"node": node_id, "new": len(new), "more": len(leases)})
 

@@ -56,12 +56,13 @@ def test_a_batch_belongs_to_the_epoch_in_which_it_expires() -> None:
 
 def test_users_report_again_in_later_epochs_only() -> None:
     day, other_day, week = d.Epoch(0, 10), d.Epoch(10, 20), d.Epoch(0, 70)
-    assert d.may_report_again(day, other_day)
+    assert all(d.may_report(0, epoch) for epoch in (None, day, week))
+    assert d.may_report(d.bars_until(day), other_day)
     for before, after in (
         (day, day), (other_day, day), (day, week), (week, other_day),
         (None, day), (day, None), (None, None),
     ):  # fmt: skip
-        assert not d.may_report_again(before, after)
+        assert not d.may_report(d.bars_until(before), after)
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,12 @@ def test_a_run_with_a_gamma_below_the_share_is_refused(api: Api) -> None:
     status, kind, detail = answered(api.call("POST", "", json=SMALL))
     assert (status, kind) == (422, "invalid-spec")
     assert "owner_share must not be above the guarantee's dishonest_fraction" in detail
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds", "end"), [(60, 59, 119), (61, 59, 120), (119, 60, 179), (60, 500, 179)]
+)
+def test_a_batch_ends_within_the_next_epoch(now: int, seconds: int, end: int) -> None:
+    issuer = Issuer("shuffler-1", lambda: "00" * 32, lambda: now, epoch_seconds=60)
+    assert issuer.expires_at(seconds) == end
+    assert Issuer("shuffler-1", lambda: "00" * 32, lambda: now).expires_at(500) == now + 500
