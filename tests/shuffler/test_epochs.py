@@ -2,6 +2,7 @@
 
 import random
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = both_engines
 def deposit(api: Api, deployment: int, month: int = 0, **changes: object) -> Batch:
     """A batch that expires a second before a month's end, counted from the first."""
     expires_at = NOW + (month + 1) * MONTH - 1
-    fields = {"epoch_seconds": MONTH, "expires_at": expires_at} | changes
+    fields: dict[str, Any] = {"epoch_seconds": MONTH, "expires_at": expires_at} | changes
     return api.deposit(deployment=deployment, **fields)
 
 
