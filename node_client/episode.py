@@ -38,7 +38,6 @@ from riffle.node_client.environments.tabular import Environment
 
 Purpose = Literal["policy", "environment", "noise"]
 RewardRange = tuple[float, float]
-_PURPOSES: tuple[Purpose, ...] = ("policy", "environment", "noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,11 @@ class PreparedBatch:
     noise: BatchNoise
     padding: Padding
     word_bits: int | None
+
+    @property
+    def reward_range(self) -> RewardRange:
+        """The declared range of rewards."""
+        return self.descriptor.reward_low, self.descriptor.reward_high
 
     @classmethod
     def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
@@ -67,17 +71,26 @@ def slot_report(
     A report without an episode still carries noise and padding,
     which other users' guarantees need. Raises as `slot_randomness` does.
     """
-    descriptor = batch.descriptor
-    policy_draw, environment_draw, noise_draw = (
-        slot_randomness(descriptor, slot, purpose, test_entry=test_entry) for purpose in _PURPOSES
-    )
-    policy = batch.mixture.pick(word(policy_draw))
-    reward_range = (descriptor.reward_low, descriptor.reward_high)
-    episode = None
+    descriptor, episode = batch.descriptor, None
+    policy = batch.mixture.pick(policy_word(descriptor, slot, test_entry=test_entry))
     if environment is not None:
-        episode = run_episode(environment, policy, reward_range, environment_draw, batch.layout)
+        draws = slot_randomness(descriptor, slot, "environment", test_entry=test_entry)
+        episode = run_episode(environment, policy, batch.reward_range, draws, batch.layout)
+    return episode, encode_episode(batch, episode, slot, test_entry=test_entry)
+
+
+def policy_word(descriptor: BatchDescriptor, slot: int, *, test_entry: bool = False) -> int:
+    """Draws the 32-bit word that selects a user's policy. Raises as `slot_randomness` does."""
+    return word(slot_randomness(descriptor, slot, "policy", test_entry=test_entry))
+
+
+def encode_episode(
+    batch: PreparedBatch, episode: Episode | None, slot: int, *, test_entry: bool = False
+) -> Report:
+    """Returns the report of an episode, or of none. Raises as `slot_randomness` does."""
+    draws = slot_randomness(batch.descriptor, slot, "noise", test_entry=test_entry)
     layout, noise, padding = batch.layout, batch.noise, batch.padding
-    return episode, encode(layout, noise, padding, episode, noise_draw, batch.word_bits)
+    return encode(layout, noise, padding, episode, draws, batch.word_bits)
 
 
 def slot_randomness(

@@ -349,7 +349,7 @@ class Pipeline:
         """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
         start, accepted = self.monotonic(), 0
         try:
-            accepted = self._settle(await self._seal_and_upload(job, credential, chunk, messages))
+            accepted = self.settle(await self.seal_and_upload(job, credential, chunk, messages))
         except RiffleError as error:
             JOURNAL.problem("reports-refused", error, batch_id=job.batch_id)
             self.totals.refused[error.slug] += len(chunk)
@@ -366,24 +366,30 @@ class Pipeline:
             level = logging.INFO if done else logging.WARNING
             JOURNAL.note("uploaded", level, batch_id=job.batch_id, reports=count, accepted=accepted)
 
-    async def _seal_and_upload(
-        self, job: Job, credential: Credential, chunk: Sequence[Lease], messages: Report
+    async def seal_and_upload(
+        self,
+        job: Job,
+        credential: Credential,
+        chunk: Sequence[Lease],
+        messages: Report,
+        keep: Callable[[Job, bytes], None] = lambda _job, _sealed: None,
     ) -> UploadReply:
         """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
 
         The shuffler refuses an upload with an outdated key unread, so no report reaches it twice.
+        ``keep`` is called with the sealed reports before they leave.
         """
         try:
-            sealed = await self.seal(job.keys, messages)
+            keep(job, sealed := await self.seal(job.keys, messages))
             return await job.upload(self.shuffler, credential.token, chunk, sealed)
         except RemoteError as error:
             if error.slug != "outdated-key" or self.refetch is None:
                 raise
         job = await self.refetch(credential, job)
-        sealed = await self.seal(job.keys, messages)
+        keep(job, sealed := await self.seal(job.keys, messages))
         return await job.upload(self.shuffler, credential.token, chunk, sealed)
 
-    def _settle(self, reply: UploadReply) -> int:
+    def settle(self, reply: UploadReply) -> int:
         """Counts the outcomes of an upload; returns how many reports were accepted."""
         outcomes = Counter(result.outcome for result in reply.results)
         accepted = outcomes.pop("accepted", 0) + outcomes.pop("replayed", 0)

@@ -119,13 +119,10 @@ class Runner:
         await self._reload_users()
         node = self._next_node()
         try:
-            reply = await self.pipeline.shuffler.open_batches(node.credential.token, POLL_SECONDS)
+            jobs = await self.open_jobs(node, POLL_SECONDS)
         except RiffleError as error:
             self._log_failure(node, error)
             return False
-        self._away = False
-        self.pipeline.timing.lease_seconds = reply.lease_seconds
-        jobs = [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]
         waiting = deque((job, free) for job, free in jobs if job is not None)
         total = 0
         while waiting and not stop.is_set():
@@ -134,8 +131,18 @@ class Runner:
             total += asked or 0
             if asked is None or 0 < asked < free:
                 waiting.append((job, free - (asked or 0)))
-        self._idle_turns = self._idle_turns + 1 if reply.batches and not total else 0
+        self._idle_turns = self._idle_turns + 1 if jobs and not total else 0
         return total > 0 and not self._users_file_failures
+
+    async def open_jobs(self, node: NodeState, wait: int) -> list[tuple[Job | None, int]]:
+        """Returns the open batches, None for each refused one, with their free slots.
+
+        The shuffler waits up to ``wait`` seconds for one. Raises as `ShufflerClient.open_batches`.
+        """
+        reply = await self.pipeline.shuffler.open_batches(node.credential.token, wait)
+        self._away = False
+        self.pipeline.timing.lease_seconds = reply.lease_seconds
+        return [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]
 
     async def _reload_users(self) -> None:
         """If the owner has changed the users file, replaces the users who were not asked."""
@@ -159,10 +166,8 @@ class Runner:
         """Returns the checked batch, None if it is refused; remembers batches that were checked."""
         if self.pipeline.monotonic() < self._refused.get(batch.batch_id, (-math.inf, 0))[0]:
             return None
-        job = self._jobs.get(batch.batch_id)
         try:
-            if job is None:
-                job = await self._check(node, batch.batch_id)
+            job = await self.job(node, batch.batch_id)
             check_expiry(job.batch.descriptor, self.clock())
         except RemoteError as error:
             self._refuse(batch.batch_id, error)
@@ -171,6 +176,13 @@ class Runner:
             self._log_failure(node, error)
             return None
         return job
+
+    async def job(self, node: NodeState, batch_id: str) -> Job:
+        """Returns a batch that this process checked, now or before.
+
+        Raises RemoteError if it is refused, LocalError if the shuffler does not serve it.
+        """
+        return self._jobs.get(batch_id) or await self._check(node, batch_id)
 
     async def _check(self, node: NodeState, batch_id: str) -> Job:
         try:
@@ -223,7 +235,7 @@ class Runner:
         except RiffleError as error:
             self._log_failure(node, error)
             return None if node.revoked else 0
-        leases = await asyncio.to_thread(self._record_reply, node, job, reply)
+        leases = await asyncio.to_thread(self.record_reply, node, job, reply)
         if leases:
             JOURNAL.note("leased", batch_id=job.batch_id, reports=len(leases))
         asked = await self.pipeline.submit(job, node.credential, leases)
@@ -233,12 +245,7 @@ class Runner:
     async def _most_users(self, job: Job) -> int:
         """Returns how many users may be asked now; declines the batch if that may stay zero."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
-        if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
-            try:
-                await pipeline.rehearse(job)
-            except LocalError as error:
-                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
-            self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
+        await self.is_too_slow(job)
         left = job.batch.descriptor.expires_at - pipeline.clock()
         now, seconds = pipeline.monotonic(), job.episode_seconds
         most = 0 if pipeline.is_stuck else timing.most_users(L, now, left, seconds)
@@ -247,6 +254,17 @@ class Runner:
         elif not timing.in_vain:
             self._declined.pop(job.batch_id, None)
         return most
+
+    async def is_too_slow(self, job: Job) -> bool:
+        """Returns whether a report takes too long here; measures the speed if that may help."""
+        pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
+        if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
+            try:
+                await pipeline.rehearse(job)
+            except LocalError as error:
+                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
+            self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
+        return timing.is_too_slow(L)
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
         """Tells the shuffler, at intervals, why no user is asked for a batch."""
@@ -261,7 +279,7 @@ class Runner:
         except RiffleError as error:
             self._log_failure(node, error)
 
-    def _record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
+    def record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
         """Records why users were refused; returns leases whose slot numbers are in the batch."""
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:

@@ -23,11 +23,13 @@ import hmac
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 from riffle.common.protocol.errors import LocalError
 
+Value = str | int | float | bytes | None
 FILE_NAME = "users.sqlite"
 LABEL_USER = b"riffle v1 user\x00"
 SCHEMA_VERSION = 1
@@ -47,20 +49,17 @@ def opaque_id(key: bytes, user: str) -> str:
     return hmac.digest(key, LABEL_USER + user.encode(), "sha256")[:16].hex()
 
 
-class Users:
-    """The users of all nodes of one process, safe to use from several threads.
+class StateFile:
+    """An SQLite file that one process locks, safe to use from several threads.
 
-    ``listed`` maps node ids to user ids; None means simulated users. ``key`` is the key of
-    `opaque_id`. Raises LocalError ``unavailable`` if another process uses the directory or a newer
-    Riffle wrote it, and ``wrong-state`` if the file belongs to another key.
+    Raises LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it.
     """
 
-    def __init__(
-        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
-    ) -> None:
-        self._path = state_dir / FILE_NAME
-        self._simulated = listed is None
-        self._aside: set[str] = set()
+    name: ClassVar[str]
+    schema: ClassVar[str]
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / self.name
         self._lock = threading.RLock()
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,10 +71,6 @@ class Users:
             raise LocalError("unavailable", detail) from error
         try:
             self._prepare()
-            if key is not None:
-                self._bind(key)
-            if listed is not None:
-                self.replace_unasked(listed)
         except BaseException:
             self._database.close()
             raise
@@ -84,6 +79,69 @@ class Users:
         """Releases the file."""
         with self._lock:
             self._database.close()
+
+    def _rows(self, query: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
+
+    def _write(self, statement: str, rows: Sequence[tuple[Value, ...]]) -> None:
+        """Executes a statement for each row, in one transaction."""
+        if not rows:
+            return
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.executemany(statement, rows)
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
+
+    def _prepare(self) -> None:
+        try:
+            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+                self._database.execute(f"PRAGMA {pragma}")
+            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
+            version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                self._database.executescript(f"BEGIN IMMEDIATE; {self.schema} COMMIT;")
+        except sqlite3.Error as error:
+            detail = f"cannot open {self._path}: {error}; does another node process use it?"
+            raise LocalError("unavailable", detail) from error
+        if version > SCHEMA_VERSION:
+            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
+            raise LocalError("unavailable", f"{detail}; update Riffle")
+
+
+class Users(StateFile):
+    """The users of all nodes of one process.
+
+    ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
+    ``key`` is the key of `opaque_id`. Raises as `StateFile`, and LocalError ``wrong-state`` if the
+    file belongs to another key.
+    """
+
+    name = FILE_NAME
+    schema = _SCHEMA
+
+    def __init__(
+        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
+    ) -> None:
+        super().__init__(state_dir)
+        self._simulated = listed is None
+        self._aside: set[str] = set()
+        try:
+            if key is not None:
+                self._bind(key)
+            if listed is not None:
+                self.replace_unasked(listed)
+        except BaseException:
+            self.close()
+            raise
 
     def next_users(self, node: str, count: int, *, invent: bool = True) -> list[str]:
         """Returns up to ``count`` unasked users of a node; invents simulated users as needed."""
@@ -94,6 +152,16 @@ class Users:
         fresh = [secrets.token_hex(16) for _ in range(missing)]
         self._write("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
         return users + fresh
+
+    def admit(self, node: str, user: str) -> bool | None:
+        """Returns whether a user was asked before; None if users are listed, but not this one.
+
+        If users are not listed, adds one whom an app names for the first time.
+        """
+        if self._simulated:
+            self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", [(user, node)])
+        rows = self._rows("SELECT asked FROM users WHERE user = ?", (user,))
+        return bool(rows[0][0]) if rows else None
 
     def mark_asked(self, users: Iterable[str]) -> None:
         """Records durably that these users' episodes are about to be run."""
@@ -118,47 +186,11 @@ class Users:
         rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]
         self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
 
-    def _rows(self, query: str, values: tuple[str | int, ...]) -> list[tuple[object, ...]]:
-        with self._lock:
-            try:
-                return self._database.execute(query, values).fetchall()
-            except sqlite3.Error as error:
-                raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
-
-    def _write(self, statement: str, rows: list[tuple[str, ...]]) -> None:
-        """Executes a statement for each row, in one transaction."""
-        if not rows:
-            return
-        with self._lock:
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                self._database.executemany(statement, rows)
-                self._database.execute("COMMIT")
-            except sqlite3.Error as error:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
-
     def _bind(self, key: bytes) -> None:
         """Remembers a key by 31 bits of its digest."""
         mark = int.from_bytes(hashlib.sha256(LABEL_USER + key).digest()[:4], "big") >> 1
-        bound = int(str(self._rows("PRAGMA application_id", ())[0][0]))
+        bound = self._rows("PRAGMA application_id", ())[0][0]
         if bound not in (0, mark):
             detail = f"{self._path} was made with another users key; with a new key, people who "
             raise LocalError("wrong-state", f"{detail}took part would be asked again")
         self._write(f"PRAGMA application_id = {mark}", [()])
-
-    def _prepare(self) -> None:
-        try:
-            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
-                self._database.execute(f"PRAGMA {pragma}")
-            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
-            version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
-            if version == 0:
-                self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        except sqlite3.Error as error:
-            detail = f"cannot open {self._path}: {error}; does another node process use it?"
-            raise LocalError("unavailable", detail) from error
-        if version > SCHEMA_VERSION:
-            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
-            raise LocalError("unavailable", f"{detail}; update Riffle")
