@@ -29,6 +29,7 @@ from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
     TOKEN_FILE,
     URL_FILE,
+    address,
     ask,
     operator_client,
     operator_token,
@@ -80,9 +81,10 @@ class Operator:
         machine. Raises LocalError ``unavailable`` if there is no token, and ValueError if the
         address is malformed, or uses neither TLS nor loopback.
         """
-        token, file = operator_token(network, TOKEN_FILE), network / "operator" / URL_FILE
-        base = url or (file.read_text() if file.exists() else COORDINATOR_URL)
-        return cls(operator_client(network, base, token))
+        token = operator_token(network, TOKEN_FILE)
+        return cls(
+            operator_client(network, address(network, URL_FILE, url, COORDINATOR_URL), token)
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """Settings of a role: environment variables with the role's prefix, checked before it starts.
 
 The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
-The environment takes precedence over the file.
+The environment takes precedence over the file. A relative path in the file starts at its folder.
 """
 
 import difflib
@@ -32,7 +32,8 @@ class RoleSettings(BaseSettings):
     """Defaults that apply if all peers are on this machine, where one owner has all nodes."""
 
     settings_file: Path | None = Field(
-        default=None, description="file of lines NAME=value; the environment wins over it"
+        default=None,
+        description="file of lines NAME=value, its paths from its folder; the environment wins",
     )
 
     @model_validator(mode="before")
@@ -69,24 +70,30 @@ class RoleSettings(BaseSettings):
         )
 
     @classmethod
-    def load(cls) -> Self:
-        """Returns the settings from the environment and from the file that it names.
+    def load(cls, settings_file: Path | None = None) -> Self:
+        """Returns the settings from the environment, and from a file: the given, or that it names.
 
         Raises LocalError ``invalid-spec``, whose text names the wrong variable or line of the file.
         """
         prefix = cls.prefix()
         # Names of settings are not case-sensitive.
         environment = {name.upper(): value for name, value in os.environ.items()}
-        file = environment.get(f"{prefix}SETTINGS_FILE")
+        file = settings_file or environment.get(f"{prefix}SETTINGS_FILE")
         if file is not None:
             _check_file(Path(file), cls.variables())
         try:
-            return cls(_env_file=file)
+            settings = cls(_env_file=file)
         except SettingsError as error:  # a list or an object that is not JSON
             raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
             fault = first_fault(error).removeprefix("document: ")
             raise LocalError("invalid-spec", f"{prefix}*: {fault}") from error
+        moved = {
+            name: Path(file or "").parent / value
+            for name, value in settings
+            if isinstance(value, Path) and prefix + name.upper() not in environment
+        }
+        return settings.model_copy(update=moved) if file else settings
 
 
 def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:

@@ -1,9 +1,10 @@
 """``riffle network``: the secrets of a network. ``shuffler``, ``coordinator``, ``node``: its roles,
 each as a process. ``health`` and ``doctor``: checks.
 
-A role is configured by environment variables, ``RIFFLE_SHUFFLER_*`` and so on, and writes JSON
-lines to stderr (`common.process.journal`). Every command imports only what it needs, since a role
-must not import another one, and containers run ``riffle health`` every few seconds.
+A role is configured by a settings file, by variables such as ``RIFFLE_SHUFFLER_PORT``, or by both,
+and writes JSON lines to stderr (`common.process.journal`). Every command imports only what it
+needs, since a role must not import another one, and containers run ``riffle health`` every few
+seconds.
 """
 # ruff: noqa: PLC0415
 
@@ -17,10 +18,13 @@ import typer
 
 from riffle.common.process.journal import Journal, log_to_stderr
 from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl
 from riffle.deploy.output import (
     Exit,
     Output,
+    TableOutput,
     emit,
+    emit_rows,
     exit_code,
     fail,
     one_line_errors,
@@ -34,33 +38,53 @@ network_command = typer.Typer(
 )
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
+ShufflerUrl = Annotated[
+    str | None,
+    typer.Option(help="address of the shuffler; default: the one in FOLDER, or port 8401 here"),
+]
+SettingsFile = Annotated[
+    Path | None, typer.Argument(help="settings file, as network/shuffler/settings")
+]
 
 
 @network_command.command("init")
 @one_line_errors
 def init_command(
-    folder: NetworkFolder,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="hosts that a server's certificate names: shuffler-2, ...")
-    ] = 1,
+    folder: NetworkFolder = SECRETS,
+    shuffler_url: Annotated[
+        str | None,
+        typer.Option(help="shuffler's addresses, https://host:port[,...]; default: localhost:8401"),
+    ] = None,
+    coordinator_url: Annotated[
+        str | None, typer.Option(help="coordinator's addresses; default: localhost:8400")
+    ] = None,
     output: Output = "text",
 ) -> None:
-    """Write missing keys, tokens and certificates; never replace one."""
-    from riffle.deploy.network.secrets import init_network
+    """Write missing keys, tokens, certificates and settings files; never replace one.
 
-    init_network(folder, replicas)
-    document = {"folder": str(folder), "replicas": replicas}
-    emit(document, output, lambda: progress.print(f"the network's secrets are in {folder}"))
+    The certificates name the hosts of the addresses. Later commands find the addresses in FOLDER.
+    """
+    from riffle.deploy.network.secrets import init_network
+    from riffle.deploy.network.settings_files import read_addresses, write_settings
+
+    shuffler, coordinator = read_addresses(folder, shuffler_url, coordinator_url)
+    init_network(folder, shuffler, coordinator)
+    write_settings(folder, shuffler, coordinator)
+    document = {"folder": str(folder), "shuffler_url": shuffler, "coordinator_url": coordinator}
+    text = f"secrets and settings of the network are in {folder}: shuffler {shuffler}, "
+    emit(
+        document, output, lambda: progress.print(f"{text}coordinator {coordinator}", soft_wrap=True)
+    )
 
 
 @network_command.command("enrol")
 @one_line_errors
 def enrol_command(
-    folder: NetworkFolder,
-    shuffler_url: Annotated[str, typer.Option(help="address of the shuffler")],
     owner: Annotated[str, typer.Option(help="owner of the nodes; all nodes have one share")],
     users: Annotated[int, typer.Option(min=1, help="most people that each node may serve, ever")],
-    nodes: Annotated[int, typer.Option(min=1, help="credentials the owner then has")] = 1,
+    folder: NetworkFolder = SECRETS,
+    shuffler_url: ShufflerUrl = None,
+    nodes: Annotated[int, typer.Option(min=1, help="valid credentials the owner then has")] = 1,
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,
@@ -71,17 +95,58 @@ def enrol_command(
 
     names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]
     with steps("enrolling", owners * nodes) as shown:
-        enrol(folder, shuffler_url, names, nodes, users, shown.step)
-    document = {"folder": str(folder), "owners": names, "nodes": nodes}
-    text = f"enrolled nodes of {names[0] if owners == 1 else f'each of {owners} owners'}: {nodes}"
-    emit(document, output, lambda: progress.print(text))
+        count = enrol(folder, shuffler_url, names, nodes, users, shown.step)
+    document = {"folder": str(folder), "owners": names, "nodes": nodes, "enrolled": count}
+    who = f"owner {owner} has" if owners == 1 else f"each of {owners} owners has"
+    text = f"enrolled {count} nodes; {who} at least {nodes} in {folder / 'nodes/credentials.json'}"
+    emit(document, output, lambda: progress.print(text, soft_wrap=True))
+
+
+@network_command.command("nodes")
+@one_line_errors
+def nodes_command(
+    folder: NetworkFolder = SECRETS,
+    shuffler_url: ShufflerUrl = None,
+    output: TableOutput = "text",
+) -> None:
+    """Act as the shuffler's operator: list all nodes with their users, reports and failures."""
+    from riffle.deploy.network.secrets import list_nodes, shuffler_operator
+
+    with shuffler_operator(folder, shuffler_url) as client:
+        nodes = list_nodes(client)
+    valid = [node for node in nodes if node.revoked_at is None]
+    left = sum(node.users_left for node in valid)
+    document = {"nodes": [node.model_dump() for node in nodes], "users_left": left}
+    emit_rows(document, document["nodes"], output)
+    if output == "text":
+        owners = len({node.owner for node in valid})
+        progress.print(f"{len(valid)} valid nodes of {owners} owners may name {left} more users")
+
+
+@network_command.command("revoke")
+@one_line_errors
+def revoke_command(
+    node: Annotated[str, typer.Argument(help="name of a node, its id, or the id's beginning")],
+    folder: NetworkFolder = SECRETS,
+    shuffler_url: ShufflerUrl = None,
+    output: Output = "text",
+) -> None:
+    """Act as the shuffler's operator: refuse a node from now on, for good."""
+    from riffle.deploy.network.secrets import find_node, revoke_node, shuffler_operator
+
+    with shuffler_operator(folder, shuffler_url) as client:
+        revoked = find_node(client, node)
+        revoke_node(client, revoked.node_id)
+    document = {"node_id": revoked.node_id, "name": revoked.name, "owner": revoked.owner}
+    text = f"revoked {revoked.name} ({revoked.node_id}) of owner {revoked.owner}"
+    emit(document, output, lambda: progress.print(text, soft_wrap=True))
 
 
 @network_command.command("rotate-key")
 @one_line_errors
 def rotate_key_command(
-    folder: NetworkFolder,
-    coordinator_url: Annotated[str, typer.Option(help="address of the coordinator")],
+    folder: NetworkFolder = SECRETS,
+    coordinator_url: CoordinatorUrl = None,
     activate: Annotated[
         bool, typer.Option(help="seal new batches to the new key, once it is pinned")
     ] = True,
@@ -130,33 +195,33 @@ def _logged_errors(journal: Journal) -> Iterator[None]:
         raise typer.Exit(Exit.UNAVAILABLE) from error
 
 
-def shuffler_command() -> None:
-    """Run the shuffler, configured by RIFFLE_SHUFFLER_* variables."""
+def shuffler_command(settings: SettingsFile = None) -> None:
+    """Run the shuffler. A file or RIFFLE_SHUFFLER_* configure it."""
     from riffle.shuffler.app import run
     from riffle.shuffler.metrics import JOURNAL, note
     from riffle.shuffler.settings import Settings
 
     with _logged_errors(JOURNAL):
-        run(Settings.load(), on_start=lambda: note("serving"))
+        run(Settings.load(settings), on_start=lambda: note("serving"))
 
 
-def coordinator_command() -> None:
-    """Run the coordinator, configured by RIFFLE_COORDINATOR_* variables."""
+def coordinator_command(settings: SettingsFile = None) -> None:
+    """Run the coordinator. A file or RIFFLE_COORDINATOR_* configure it."""
     from riffle.coordinator.app import run
     from riffle.coordinator.metrics import JOURNAL, note
     from riffle.coordinator.settings import Settings
 
     with _logged_errors(JOURNAL):
-        run(Settings.load(), on_start=lambda: note("serving"))
+        run(Settings.load(settings), on_start=lambda: note("serving"))
 
 
-def node_command() -> None:
-    """Run one node for each credential, configured by RIFFLE_NODE_* variables."""
+def node_command(settings: SettingsFile = None) -> None:
+    """Run one node for each credential. A file or RIFFLE_NODE_* configure it."""
     from riffle.node_client.main import run
     from riffle.node_client.settings import JOURNAL, Settings
 
     with _logged_errors(JOURNAL):
-        run(Settings.load(), on_start=lambda: JOURNAL.note("serving"))
+        run(Settings.load(settings), on_start=lambda: JOURNAL.note("serving"))
 
 
 @one_line_errors

@@ -45,10 +45,7 @@ class Authority:
     ) -> tuple[str, str]:
         """Issues a server's certificate and key (PEM) for ``host``, ``others`` and localhost."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [
-            *(x509.DNSName(name) for name in (host, *others, "localhost")),
-            x509.IPAddress(ipaddress.ip_address(LOOPBACK)),
-        ]
+        names = [_general_name(each) for each in {host, *others, "localhost", LOOPBACK}]
         certificate = (
             _builder(host, self.certificate.subject, key.public_key(), now)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -76,6 +73,13 @@ def make_authority(now: datetime.datetime) -> Authority:
         .sign(key, hashes.SHA256())
     )
     return Authority(certificate, key)
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def _builder(

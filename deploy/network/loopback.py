@@ -25,6 +25,7 @@ from riffle.common.server.at_rest import replace_file
 from riffle.deploy.network import processes, secrets
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.processes import Usage
+from riffle.deploy.network.settings_files import settings_of
 from riffle.deploy.output import bar, line
 from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import Parameter
@@ -126,8 +127,9 @@ class LoopbackNetwork:
             stack.callback(self.stop)
             secrets.init_network(self.secrets)
             (folder / "logs").mkdir(exist_ok=True)
-            url_file = self.secrets / "operator" / secrets.URL_FILE
-            replace_file(url_file, self.coordinator_url.encode())
+            operator = self.secrets / "operator"
+            replace_file(operator / secrets.URL_FILE, self.coordinator_url.encode())
+            replace_file(operator / secrets.SHUFFLER_URL_FILE, self.shuffler_url.encode())
             line("starting the network")
             with bar() as shown:
                 total = 2 * self.config.replicas + self.config.nodes
@@ -262,40 +264,23 @@ class LoopbackNetwork:
             role, values = "NODE", self._node()
         return {f"RIFFLE_{role}_{key}": str(value) for key, value in values.items()}
 
-    def _server(self, role: str, url: str) -> dict[str, object]:
-        files = self.secrets / role
-        return {
-            "HOST": LOOPBACK,
-            "PORT": url.rsplit(":", 1)[1],
-            "SHUFFLER_ID": secrets.SHUFFLER_ID,
-            "SIGNING_KEY_FILE": files / "signing_key",
-            "STORAGE_KEY_FILE": self.secrets / f"{role}-storage" / "key",
-            "OPERATOR_TOKEN_HASH_FILE": files / "operator_token_hash",
-            "METRICS_TOKEN_HASH_FILE": files / "metrics_token_hash",
-        }
+    def _settings(self, role: str, url: str = "") -> dict[str, object]:
+        return {**settings_of(role, self.shuffler_url, url, self.secrets / role)}
 
     def _shuffler(self, name: str) -> dict[str, object]:
-        files = self.secrets / "shuffler"
         return {
-            **self._server("shuffler", self.shufflers[name]),
+            **self._settings("shuffler", self.shufflers[name]),
             **self._demands(),
             "STORE_URL": self.config.shuffler_store,
             "DATA_DIR": self.config.folder / "data" / "shuffler",
-            "COORDINATOR_KEY_FILE": files / "coordinator_key",
-            "COORDINATOR_TOKEN_HASH_FILE": files / "coordinator_token_hash",
-            "ANALYZER_KEYS_FILE": files / "analyzer_keys",
             "LEASE_SECONDS": self.config.lease_seconds,
         }
 
     def _coordinator(self, name: str) -> dict[str, object]:
-        files = self.secrets / "coordinator"
-        return self._server("coordinator", self.coordinators[name]) | {
+        return self._settings("coordinator", self.coordinators[name]) | {
             "STORE_URL": self.config.coordinator_store,
             "DATA_DIR": self.config.folder / "data" / name,
             "LEASE_SECONDS": min(15, self.config.lease_seconds),
-            "ANALYZER_KEYS_DIR": files / "analyzer_keys",
-            "SHUFFLER_URL": self.shuffler_url,
-            "SHUFFLER_TOKEN_FILE": files / "shuffler_token",
             "WORKERS": self.config.workers,
             "TEST_ENTRY": self.config.test_entry,
             "AGGREGATIONS": json.dumps(self.config.aggregations),
@@ -303,14 +288,9 @@ class LoopbackNetwork:
         }
 
     def _node(self) -> dict[str, object]:
-        files = self.secrets / "nodes"
-        return self._demands() | {
-            "SHUFFLER_URL": self.shuffler_url,
-            "SHUFFLER_ID": secrets.SHUFFLER_ID,
-            "SHUFFLER_KEY_FILE": files / "shuffler_key",
-            "COORDINATOR_KEY_FILE": files / "coordinator_key",
-            "ANALYZER_KEYS_FILE": files / "analyzer_keys",
-            "CREDENTIALS_FILE": files / "credentials.json",
+        return {
+            **self._settings("nodes"),
+            **self._demands(),
             "STATE_DIR": self.config.folder / "data" / "nodes",
             "SIMULATED_USERS": "true",
             "ENVIRONMENT": self.config.environment,

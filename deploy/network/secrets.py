@@ -10,7 +10,7 @@
   who is not the shuffler's operator makes a key of their own. Only the shuffler's
   operator enrols nodes: the coordinator's folder never holds credentials.
 - ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
-  folder. ``coordinator_url`` may hold the coordinator's address.
+  folder. ``coordinator_url`` and ``shuffler_url`` hold the services' addresses.
 - ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
   them on another medium than the role's own folder.
 
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,9 +35,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
+from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
-from riffle.common.protocol.wire import Enrolment, EnrolRequest
+from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
 from riffle.deploy.network.certificates import make_authority
@@ -47,6 +49,8 @@ ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
 NETWORK_FOLDER = "network"  # the secrets' folder within that of ``riffle up``
 URL_FILE = "coordinator_url"
+SHUFFLER_URL_FILE = "shuffler_url"
+LOOPBACK_SHUFFLER = "http://127.0.0.1:8401"
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
 REQUEST_SECONDS = 60.0
@@ -55,11 +59,11 @@ T = TypeVar("T")
 _CREDENTIALS = TypeAdapter(list[Enrolment])
 
 
-def init_network(folder: Path, replicas: int = 1) -> None:
+def init_network(folder: Path, shuffler_url: str = "", coordinator_url: str = "") -> None:
     """Writes every missing secret; idempotent.
 
-    Each server's certificate names ``replicas`` hosts: ``shuffler``, ``shuffler-2`` and so on.
-    Raises LocalError ``wrong-state`` if there is a file in place of a folder.
+    A server's certificate names its role, localhost, and the hosts of its addresses. Raises
+    LocalError ``wrong-state`` if there is a file in place of a folder.
     """
     for role in (*ROLES, *STORAGE):
         make_folder(folder / role)
@@ -79,7 +83,7 @@ def init_network(folder: Path, replicas: int = 1) -> None:
     # One token per service: Prometheus sends it to the service, which could use it elsewhere.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
-    _write_certificates(folder, replicas)
+    _write_certificates(folder, {"shuffler": shuffler_url, "coordinator": coordinator_url})
 
 
 def key_ring(folder: Path) -> KeyRing:
@@ -122,17 +126,17 @@ def _write_token(clear_file: Path, hash_file: Path) -> None:
     _write(hash_file, endpoint.hash_token(clear_file.read_text()))
 
 
-def _write_certificates(folder: Path, replicas: int) -> None:
+def _write_certificates(folder: Path, urls: Mapping[str, str]) -> None:
     """Writes the TLS files of both servers together, because their CA's key is not kept."""
     if (folder / "operator" / "ca.pem").exists():
         return
     now = datetime.datetime.now(datetime.UTC)
     authority = make_authority(now)
-    for host in ("shuffler", "coordinator"):
-        others = (f"{host}-{number}" for number in range(2, replicas + 1))
-        certificate, key = authority.issue(host, now, others)
-        _replace(folder / host / "tls.pem", certificate)
-        _replace(folder / host / "tls.key", key)
+    for role, text in urls.items():
+        hosts = [urlsplit(url).hostname or role for url in endpoint.split_urls(text)]
+        certificate, key = authority.issue(role, now, hosts)
+        _replace(folder / role / "tls.pem", certificate)
+        _replace(folder / role / "tls.key", key)
     for role in ROLES:
         _replace(folder / role / "ca.pem", authority.pem)
 
@@ -182,9 +186,18 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     )
 
 
-def shuffler_operator(folder: Path, url: str) -> httpx.Client:
+def address(folder: Path, name: str, given: str | None, default: str) -> str:
+    """Returns a service's address: the given, the one in the operator's folder, or the default."""
+    file = folder / "operator" / name
+    return given or (file.read_text() if file.exists() else default)
+
+
+def shuffler_operator(folder: Path, url: str | None = None) -> httpx.Client:
     """Opens the HTTP client of the shuffler's operator. Raises as `operator_client` does."""
-    return operator_client(folder, url, operator_token(folder, SHUFFLER_TOKEN_FILE))
+    token = operator_token(folder, SHUFFLER_TOKEN_FILE)
+    return operator_client(
+        folder, address(folder, SHUFFLER_URL_FILE, url, LOOPBACK_SHUFFLER), token
+    )
 
 
 def ask(
@@ -218,16 +231,17 @@ def refusal(service: str, answer: httpx.Response) -> RiffleError:
 
 def enrol(
     folder: Path,
-    shuffler_url: str,
+    shuffler_url: str | None,
     owners: Iterable[str],
     nodes: int,
     users: int,
     on_node: Callable[[], None] = lambda: None,
-) -> None:
-    """Enrols nodes, each for at most ``users`` users, until every owner has ``nodes`` credentials.
+) -> int:
+    """Enrols nodes, each for at most ``users`` users, until every owner has ``nodes`` valid ones.
 
-    Calls ``on_node`` after each. Raises as `enrol_node` does, and LocalError ``invalid-spec`` if
-    the credentials file is damaged.
+    Removes revoked nodes from the credentials file. Calls ``on_node`` after each enrolment; returns
+    their number. Raises as `enrol_node` does, and LocalError ``invalid-spec`` if the credentials
+    file is damaged.
     """
     file = folder / "nodes" / "credentials.json"
     _write(folder / "nodes" / "users_key", secrets.token_bytes(32).hex())
@@ -235,14 +249,51 @@ def enrol(
         credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
     except ValidationError as error:  # raised without its cause, which may show tokens
         raise LocalError("invalid-spec", f"credentials file {file}: {first_fault(error)}") from None
+    count = 0
     with shuffler_operator(folder, shuffler_url) as client:
-        enrolled = Counter(each.owner for each in credentials)
+        listed = list_nodes(client)
+        valid = {node.node_id for node in listed if node.revoked_at is None}
+        revoked = {node.node_id for node in listed} - valid
+        credentials = [each for each in credentials if each.node_id not in revoked]
+        held = Counter(each.owner for each in credentials if each.node_id in valid)
+        ever = Counter(node.owner for node in listed)
         for owner in owners:
-            for number in range(enrolled[owner], nodes):
-                credentials.append(enrol_node(client, f"{owner}-{number + 1}", owner, users))
+            for _ in range(held[owner], nodes):
+                ever[owner] += 1
+                credentials.append(enrol_node(client, f"{owner}-{ever[owner]}", owner, users))
                 # A token is shown once, and an interrupted enrolment must not lose it.
                 _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
+                count += 1
                 on_node()
+    return count
+
+
+def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
+    """Returns all nodes that were ever enrolled, oldest first. Raises as `enrol_node` does."""
+    read = NodeList.model_validate_json
+    request = client.build_request("GET", "/v1/nodes")
+    return ask(client, "the shuffler", request, lambda answer: read(answer.content)).nodes
+
+
+def find_node(client: httpx.Client, text: str) -> NodeSummary:
+    """Returns the node, not revoked, with this name or with an id that begins with this text.
+
+    Raises LocalError ``not-found`` if there is none, or several, and as `enrol_node` does.
+    """
+    nodes = [node for node in list_nodes(client) if node.revoked_at is None]
+    matches = [
+        node for node in nodes if text and (node.name == text or node.node_id[: len(text)] == text)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    ids = ", ".join(node.node_id for node in matches)
+    names = {each for node in nodes for each in (node.name, node.node_id)}
+    hint = f"; say which of {ids}" if matches else suggestion(text, names)
+    how_many = len(matches) or "no"
+    raise LocalError(
+        "not-found",
+        f"{how_many} valid nodes are called {text!r}{hint or '; see riffle network nodes'}",
+    )
 
 
 def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrolment:

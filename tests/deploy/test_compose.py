@@ -214,15 +214,16 @@ def test_databases_are_separate_and_on_no_network() -> None:
 
 def test_callers_use_the_names_of_replicas_in_the_certificates(tmp_path: Path) -> None:
     services = merged()
-    assert services["init"]["command"][2:] == ["/network", "--replicas", "2"]
-    init_network(tmp_path, replicas=2)
-    run = services["run"]["command"]
+    assert not {"--shuffler-url", "--coordinator-url"} & set(services["run"]["command"])
+    words = services["init"]["command"]
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    init_network(tmp_path, given["--shuffler-url"], given["--coordinator-url"])
     callers = {
         "shuffler": [
             services["nodes"]["environment"]["RIFFLE_NODE_SHUFFLER_URL"],
             services["coordinator"]["environment"]["RIFFLE_COORDINATOR_SHUFFLER_URL"],
         ],
-        "coordinator": [run[run.index("--coordinator-url") + 1]],
+        "coordinator": [given["--coordinator-url"]],
     }
     for role, texts in callers.items():
         pem = (tmp_path / role / "tls.pem").read_bytes()

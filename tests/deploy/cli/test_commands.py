@@ -350,9 +350,19 @@ def test_network_init_keeps_secrets_apart_and_is_idempotent(tmp_path: Path) -> N
 
 def test_network_init_answers_in_json(tmp_path: Path) -> None:
     folder = str(tmp_path / "network")
-    result = riffle("network", "init", folder, "--replicas", "2", "--format", "json")
-    assert document(result) == {"folder": folder, "replicas": 2}
+    shuffler, coordinator = (
+        "https://s.example:8401,https://t.example:8401",
+        "https://127.0.0.1:8400",
+    )
+    urls = ("--shuffler-url", shuffler)
+    result = riffle("network", "init", folder, *urls, "--format", "json")
+    known = {"shuffler_url": shuffler, "coordinator_url": "https://localhost:8400"}
+    assert document(result) == {"folder": folder} | known
     assert result.stderr == ""
+    assert riffle("network", "init", folder).exit_code == 0
+    changed = riffle("network", "init", folder, "--coordinator-url", coordinator)
+    assert changed.exit_code == 3
+    assert f"is '{coordinator}', but {folder}/operator/coordinator_url says" in changed.stderr
 
 
 def test_doctor_reports_every_fault(tmp_path: Path) -> None:
