@@ -6,9 +6,8 @@
 - ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
   of the operator's token.
 - ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials and the key that hides
-  user ids from the shuffler. An owner
-  who is not the shuffler's operator makes a key of their own. Only the shuffler's
-  operator enrols nodes: the coordinator's folder never holds credentials.
+  user ids from the shuffler. An owner who is not the shuffler's operator makes a key of their own.
+  Only the shuffler's operator enrols nodes: the coordinator's folder never holds credentials.
 - ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
   folder. ``coordinator_url`` and ``shuffler_url`` hold the services' addresses.
 - ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
@@ -244,7 +243,6 @@ def enrol(
     file is damaged.
     """
     file = folder / "nodes" / "credentials.json"
-    _write(folder / "nodes" / "users_key", secrets.token_bytes(32).hex())
     try:
         credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
     except ValidationError as error:  # raised without its cause, which may show tokens
@@ -252,6 +250,7 @@ def enrol(
     count = 0
     with shuffler_operator(folder, shuffler_url) as client:
         listed = list_nodes(client)
+        _write(folder / "nodes" / "users_key", secrets.token_bytes(32).hex())
         valid = {node.node_id for node in listed if node.revoked_at is None}
         revoked = {node.node_id for node in listed} - valid
         credentials = [each for each in credentials if each.node_id not in revoked]
@@ -281,18 +280,16 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
     Raises LocalError ``not-found`` if there is none, or several, and as `enrol_node` does.
     """
     nodes = [node for node in list_nodes(client) if node.revoked_at is None]
-    matches = [
-        node for node in nodes if text and (node.name == text or node.node_id[: len(text)] == text)
-    ]
+    matches = [node for node in nodes if node.name == text]
+    matches += [node for node in nodes if text and node.node_id.startswith(text)]
     if len(matches) == 1:
         return matches[0]
-    ids = ", ".join(node.node_id for node in matches)
-    names = {each for node in nodes for each in (node.name, node.node_id)}
-    hint = f"; say which of {ids}" if matches else suggestion(text, names)
-    how_many = len(matches) or "no"
+    if matches:
+        ids = ", ".join(node.node_id for node in matches)
+        raise LocalError("not-found", f"{text!r} may mean {len(matches)} nodes; say which of {ids}")
+    hint = suggestion(text, {each for node in nodes for each in (node.name, node.node_id)})
     raise LocalError(
-        "not-found",
-        f"{how_many} valid nodes are called {text!r}{hint or '; see riffle network nodes'}",
+        "not-found", f"no valid node is called {text!r}{hint or '; see riffle network nodes'}"
     )
 
 

@@ -19,6 +19,7 @@ COORDINATOR_URL = "https://localhost:8400"
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (off loopback a service needs TLS and a storage key)
 OWNER = {
     "USERS_FILE": "users.json",
+    "USERS_KEY_FILE": "users_key",
     "ENVIRONMENT": "RiverSwim-v0",
     "MAX_EPSILON": "1.0",
     "MAX_BETA": "1e-05",

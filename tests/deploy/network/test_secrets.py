@@ -16,11 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from riffle.common.process.endpoint import failure_reason, hash_token, server_verification
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.server.service import GRACE_SECONDS
 from riffle.coordinator.batches.shuffler_client import ShufflerClient
+from riffle.deploy.cli.main import build
 from riffle.deploy.load.feed import enrol_nodes
 from riffle.deploy.network.certificates import LOOPBACK, make_authority
 from riffle.deploy.network.doctor import check_service
@@ -30,9 +32,11 @@ from riffle.deploy.network.secrets import (
     TOKEN_FILE,
     enrol,
     enrol_node,
+    find_node,
     init_network,
     operator_client,
     operator_token,
+    shuffler_operator,
 )
 from riffle.deploy.operator import Operator
 from tests.asking import taken_up
@@ -116,6 +120,47 @@ def test_nodes_are_enrolled_once_and_more_later(shuffler: tuple[Path, str]) -> N
     with operator_client(secrets, url, "none") as client:
         assert [accepted(client, node["token"]) for node in credentials(secrets)] == [200] * 3
         assert accepted(client, "another") == 401
+
+
+def test_a_revoked_node_is_replaced_and_never_counted(shuffler: tuple[Path, str]) -> None:
+    """Finding D7: the commands of the shuffler's operator, without an address."""
+    secrets, url = shuffler
+    (secrets / "operator" / "shuffler_url").write_text(url)
+
+    def operate(*words: str) -> Any:
+        command = ["network", *words, "--format", "json"]
+        result = CliRunner().invoke(build(command), command)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def enrolled(nodes: int) -> int:
+        clinic = ("--owner", "clinic", "--users", "7", "--nodes", str(nodes))
+        return int(operate("enrol", str(secrets), *clinic)["enrolled"])
+
+    assert (enrolled(2), enrolled(2)) == (2, 0)
+    revoked = operate("revoke", "clinic-1", str(secrets))
+    assert revoked["owner"] == "clinic"
+    assert enrolled(2) == 1, "two valid ones, not two credentials"
+    mine = [node["node_id"] for node in credentials(secrets) if node["owner"] == "clinic"]
+    assert len(mine) == 2 and revoked["node_id"] not in mine
+    listed = operate("nodes", str(secrets))
+    clinic = [node for node in listed["nodes"] if node["owner"] == "clinic"]
+    clinic.sort(key=lambda node: node["name"])
+    assert [node["name"] for node in clinic] == ["clinic-1", "clinic-2", "clinic-3"]
+    assert [node["revoked_at"] is None for node in clinic] == [False, True, True]
+    assert listed["users_left"] == sum(
+        node["users_left"] for node in listed["nodes"] if node["revoked_at"] is None
+    )
+    with shuffler_operator(secrets) as client:
+        assert find_node(client, mine[0][:20]).name == "clinic-2"
+        for text, reason in (
+            ("clinic-1", "no valid node is called 'clinic-1'; did you mean 'clinic-"),
+            ("", "no valid node is called ''"),
+            ("nobody", "see riffle network nodes"),
+        ):
+            with pytest.raises(LocalError) as caught:
+                find_node(client, text)
+            assert reason in caught.value.detail
 
 
 def test_no_token_opens_two_services(tmp_path: Path) -> None:
