@@ -116,8 +116,8 @@ def nodes_command(
         nodes = list_nodes(client)
     valid = [node for node in nodes if node.revoked_at is None]
     left = sum(node.users_left for node in valid)
-    document = {"nodes": [node.model_dump() for node in nodes], "users_left": left}
-    emit_rows(document, document["nodes"], output)
+    rows = [node.model_dump() for node in nodes]
+    emit_rows({"nodes": rows, "users_left": left}, rows, output)
     if output == "text":
         owners = len({node.owner for node in valid})
         progress.print(f"{len(valid)} valid nodes of {owners} owners may name {left} more users")
