@@ -172,13 +172,15 @@ def test_seeded_counts_do_not_depend_on_the_serving_node(tmp_path: Path) -> None
 def test_a_refused_batch_is_logged_once_and_skipped(
     changes: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Also if a batch of the same run was accepted before it."""
     fake = shuffler()
-    bad = fake.deposit(world.signed(**changes))
-    good = fake.deposit(world.signed(deployment=1))
-    done = lambda: len(good.reports) == world.N and fake.requests["batches"] > 5  # noqa: E731
+    fake.deposit(world.signed())
+    bad = fake.deposit(world.signed(deployment=1, **changes))
+    fake.deposit(world.signed(deployment=2))
+    done = lambda: len(fake.reported) == 2 * world.N and fake.requests["batches"] > 5  # noqa: E731
     with caplog.at_level(logging.INFO, "riffle.node"):
         totals, _ = asyncio.run(serve(fake, tmp_path, until=done))
-    assert totals.accepted == world.N
+    assert totals.accepted == 2 * world.N
     assert (bad.leases, bad.reports) == ({}, {})
     assert len([r for r in caplog.records if reason in r.getMessage()]) == 1
 

@@ -8,7 +8,7 @@ import pytest
 from riffle.common.protocol.descriptor import SignedDescriptor, key_id, parse, verify_countersign
 from riffle.common.protocol.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
-from tests.shuffler.test_callers import ID
+from tests.shuffler.test_callers import ID, ROUTES
 from tests.shuffler.world import (
     ANALYZER,
     COORDINATOR_TOKEN,
@@ -171,8 +171,11 @@ def test_a_revoked_node_is_refused_everywhere(api: Api) -> None:
     for answer in (
         api.upload(batch, [(held.lease, batch.report())]),
         api.lease(batch, [user(1)]),
-        api.call("GET", "/batches", api.token),
-        api.call("GET", f"/batches/{batch.batch_id}", api.token),
+        *(
+            api.call(method, path.replace(ID, batch.batch_id), api.token)
+            for method, path, callers in ROUTES
+            if "node" in callers
+        ),
     ):
         assert (answer.status_code, problem(answer)) == (401, "unauthorized")
     assert api.status(batch)["reports"] == 0

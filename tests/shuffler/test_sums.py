@@ -129,6 +129,16 @@ def test_a_reused_key_is_refused_and_its_vector_not_added(api: Api) -> None:
     assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
 
 
+@pytest.mark.parametrize("owner", ["owner", "another"])
+def test_a_key_of_another_node_is_refused(api: Api, owner: str) -> None:
+    _, token = api.enrol(10, owner)
+    batch = api.deposit()
+    vector = batch.messages()
+    assert api.outcomes(batch, frames(api, batch, [vector])) == ["accepted"]
+    (held,) = api.leases(batch, [user(1)], token)
+    assert api.outcomes(batch, [(held.lease, batch.report(vector))], token) == ["reused-key"]
+
+
 def test_a_key_may_occur_in_two_batches(api: Api) -> None:
     """Its masks differ, since they depend on the batch; the shuffler cannot refuse everything."""
     first, second = api.deposit(), api.deposit(deployment=1)

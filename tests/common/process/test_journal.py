@@ -1,12 +1,15 @@
 """Logs: one JSON object a line, with allowed fields only."""
 
+import ast
 import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import riffle
 from riffle.common.process.journal import Journal, JsonLines
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.metrics import JOURNAL as COORDINATOR
@@ -49,6 +52,22 @@ def test_every_line_is_an_object_without_text_of_others() -> None:
     assert (library["error"], library["raised"]) == ("ValueError", "<string>:8")
     assert warning["logger"] == "py.warnings"
     assert "secret" not in wrote
+
+
+def test_no_field_is_made_from_an_unexpected_error() -> None:
+    """`Journal.exception` logs no text of an error, so no caller may pass the text as a field."""
+    files = [file for folder in riffle.__path__ for file in Path(folder).glob("*/**/*.py")]
+    calls = [
+        node
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).lower() == "journal.exception"
+    ]
+    assert len(calls) >= 7
+    for call in calls:
+        error, fields = ast.unparse(call.args[1]), [each.value for each in call.keywords]
+        used = {ast.unparse(part) for field in fields for part in ast.walk(field)}
+        assert error not in used, ast.unparse(call)
 
 
 def test_a_line_stays_one_line() -> None:

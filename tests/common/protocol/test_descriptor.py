@@ -149,6 +149,13 @@ def test_the_digest_is_of_the_bytes_as_received() -> None:
     assert d.parse(data).message_info != d.parse(data).report_info
 
 
+@pytest.mark.parametrize("changes", [{"deployment": 1}, {"expires_at": 1_999_999_999}])
+def test_no_seal_fits_another_batch_even_of_the_same_run(changes: dict[str, Any]) -> None:
+    batches = [d.parse(d.serialize(descriptor(**each))) for each in ({}, changes)]
+    infos = [(one.message_info, one.mask_info, one.report_info) for one in batches]
+    assert len({info for each in infos for info in each}) == 6
+
+
 def test_a_field_that_is_left_out_at_its_default_changes_no_byte() -> None:
     plain = d.serialize(descriptor())
     assert hashlib.sha256(plain).hexdigest() == DIGEST, "as before these fields existed"

@@ -169,6 +169,20 @@ def test_reports_without_data_can_be_allowed(families: Families, layer: int | No
                 assert check(replace(counts, transitions=told), mdp.d1, N // 20).suspicious
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("families", FAMILIES)
+def test_reports_without_data_explain_no_surplus(families: Families, layer: int | None) -> None:
+    """Whole episodes of more people than took part, as one report of sums can add them."""
+    for mdp in worlds():
+        counts = World(mdp, families, "shuffle", layer).counts(0)
+        more = {
+            name: 1.05 * value
+            for name in ("transitions", "visits", "rewards")
+            if (value := getattr(counts, name)) is not None
+        }
+        assert check(replace(counts, **more), mdp.d1, without_data=N // 20).suspicious
+
+
 def test_whole_episodes_are_not_found() -> None:
     """A lie that is an episode, with noise, is a report like any other: it counts once."""
     world, k, X, A, H = World(RIVER, "joint", "shuffle", None), N // 20, 4, 2, 6
