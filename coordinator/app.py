@@ -50,6 +50,7 @@ def create_app(
     keys.check()
     learners = registry or Registry(files=settings.learners)
     metrics = CoordinatorMetrics()
+    metrics.requests.show_certificate(settings.tls_cert_file)
     verify = server_verification(settings.ca_file)
     token, signing_key = settings.shuffler_token(), settings.signing_key()
     settings.check_tokens(hash_token(token), settings.operator_hash(), settings.metrics_hash())

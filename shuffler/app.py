@@ -106,6 +106,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     """Returns the service as an ASGI app. ``clock`` returns seconds since 1970."""
 
     metrics = ShufflerMetrics()
+    metrics.requests.show_certificate(settings.tls_cert_file)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

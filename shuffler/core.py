@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import open_each
 from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import (
@@ -239,6 +239,11 @@ class Shuffler:
 
     async def measure(self) -> None:
         """Updates the gauges."""
+        try:
+            await self.ready()
+            self.metrics.requests.ready.set(1)
+        except RiffleError:
+            self.metrics.requests.ready.set(0)
         await self._store.read(self.metrics.measure_store)
         self.metrics.inflight.set(self.inflight.taken)
         self.metrics.waiting.set(self._store.committer.waiting)

@@ -78,6 +78,8 @@ class ShufflerMetrics:
         )
         self._failed = gauge("messages_failed", "messages that coordinators named as failed")
         self._blamed = gauge("nodes_failed", "nodes that sent some of these")
+        self._nodes = gauge("nodes", "nodes that are enrolled and not revoked")
+        self._users_left = gauge("users_left", "users whom these nodes may still name")
         self.inflight = gauge("inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("writes_waiting", "writes that wait for the store")
         self.free = gauge("disk_free_bytes", "free space for the data folder, not for PostgreSQL")
@@ -120,6 +122,10 @@ class ShufflerMetrics:
         ).one()
         self._failed.set(int(total or 0))
         self._blamed.set(blamed)
+        left = select(func.count(), func.sum(nodes.c.quota - nodes.c.users))
+        valid, users = connection.execute(left.where(nodes.c.revoked_at.is_(None))).one()
+        self._nodes.set(valid)
+        self._users_left.set(int(users or 0))
         self._held.set(int(connection.scalar(select(func.sum(reports.c.held))) or 0))
 
 

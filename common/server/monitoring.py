@@ -14,6 +14,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from anyio import BrokenResourceError
+from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
@@ -49,7 +51,10 @@ def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
 
 
 class RequestMetrics:
-    """Metrics of one app's requests: count, seconds and bytes by route, problems by slug."""
+    """Metrics of one app's requests: count, seconds and bytes by route, problems by slug.
+
+    Also whether the service is ready, and when its TLS certificate ends.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)
@@ -66,7 +71,20 @@ class RequestMetrics:
         self.received = counter("riffle_request_bytes", "bytes of bodies received", ("route",))
         self.problems = counter("riffle_problems", "problem documents answered", ("problem",))
         start_at_zero(self.problems, PROBLEMS)
+        gauge = partial(Gauge, registry=registry)
+        self.ready = gauge("riffle_ready", "1 if the service is ready, as /readyz says, else 0")
+        self._certificate = gauge(
+            "riffle_certificate_end_seconds",
+            "when the TLS certificate in use ends, seconds since 1970; 0 without TLS",
+        )
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
+
+    def show_certificate(self, file: Path | None) -> None:
+        """Shows when a PEM certificate ends. `service.serve` refuses a file that is not usable."""
+        with suppress(OSError, ValueError):
+            if file is not None:
+                certificate = load_pem_x509_certificate(file.read_bytes())
+                self._certificate.set(certificate.not_valid_after_utc.timestamp())
 
     def observe(
         self, matched: tuple[str, str], status: int, seconds: float, body_bytes: int

@@ -309,3 +309,8 @@ class Readiness(Answer):
     shuffler: str
     clock: str = Field(description="within 30 s of the shuffler's")
     disk: str = Field(description="free space for the data folder")
+
+    @property
+    def ready(self) -> bool:
+        """Whether no dependency has a fault."""
+        return all(status == "ok" for status in self.model_dump().values())

@@ -54,6 +54,8 @@ health_router = APIRouter()
 )
 async def show_metrics(request: Request, store: StorePart, metrics: MetricsPart) -> Response:
     """Returns metrics for Prometheus, with the operator's token or the metrics token."""
+    readiness: models.Readiness = await request.app.state.readiness.get()
+    metrics.requests.ready.set(readiness.ready)
     census = await in_thread(store.census)
     metrics.show(census, request.app.state.data_dir)
     return metrics_response(metrics.registry)
@@ -69,7 +71,7 @@ async def livez() -> dict[str, str]:
 async def readyz(request: Request, response: Response) -> models.Readiness:
     """Tells whether store, keys, shuffler, clock and disk are as they must be, each by name."""
     readiness: models.Readiness = await request.app.state.readiness.get()
-    if any(status != "ok" for status in readiness.model_dump().values()):
+    if not readiness.ready:
         response.status_code = 503
     return readiness
 

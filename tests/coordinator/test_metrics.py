@@ -1,5 +1,7 @@
 """The coordinator's metrics: who may read them and what they say."""
 
+import datetime
+
 import pytest
 from sqlalchemy import update
 
@@ -7,9 +9,12 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.coordinator.batches.counts import FALSE_ALARM
 from riffle.coordinator.store.schema import ledger
+from riffle.deploy.network.certificates import VALID_DAYS, make_authority
 from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL, TOKEN, open_store
 from tests.shuffler.test_metrics import sample
+
+NOW = datetime.datetime(2026, 11, 23, tzinfo=datetime.UTC)
 
 
 def scrape(api: Api, token: str = TOKEN) -> tuple[int, str]:
@@ -33,6 +38,19 @@ def test_every_problem_is_0_from_the_start(api: Api) -> None:
     for problem in PROBLEMS:
         for name in ("riffle_coordinator_steps_failed_total", "riffle_problems_total"):
             assert sample(text, f'{name}{{problem="{problem}"}}') == 0
+
+
+def test_readiness_and_the_end_of_the_certificate_are_shown(api: Api) -> None:
+    assert sample(scrape(api)[1], "riffle_ready") == 1
+    assert sample(scrape(api)[1], "riffle_certificate_end_seconds") == 0, "there is no TLS here"
+    certificate, _ = make_authority(NOW).issue("coordinator", NOW)
+    (api.directory / "tls.pem").write_text(certificate)
+    api.restart(tls_cert_file=api.directory / "tls.pem")
+    api.shuffler.down = 1
+    text = scrape(api)[1]
+    assert sample(text, "riffle_ready") == 0
+    end = NOW + datetime.timedelta(days=VALID_DAYS)
+    assert sample(text, "riffle_certificate_end_seconds") == end.timestamp()
 
 
 def test_a_run_shows_in_sums(api: Api) -> None:

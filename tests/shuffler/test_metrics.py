@@ -1,6 +1,7 @@
 """Metrics and conservation records: their values, and what operator and coordinator may see."""
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -54,6 +55,24 @@ def test_every_reason_is_0_from_the_start(api: Api) -> None:
         assert sample(text, f'riffle_shuffler_reports_dropped{{reason="{reason}"}}') == 0
     for problem in PROBLEMS:
         assert sample(text, f'riffle_problems_total{{problem="{problem}"}}') == 0
+
+
+def test_readiness_nodes_and_their_users_are_shown(api: Api, tmp_path: Path) -> None:
+    body = {"name": "second", "owner": "me", "users": 7}
+    before = scrape(api)[1]
+    node = api.call("POST", "/nodes", OPERATOR_TOKEN, json=body).json()["node_id"]
+    after = scrape(api)[1]
+    for series, more in (("nodes", 1), ("users_left", 7)):
+        old, new = (sample(text, f"riffle_shuffler_{series}") for text in (before, after))
+        assert new == old + more
+    assert api.call("DELETE", f"/nodes/{node}", OPERATOR_TOKEN).status_code == 204
+    revoked = scrape(api)[1]
+    for series in ("riffle_shuffler_nodes", "riffle_shuffler_users_left"):
+        assert sample(revoked, series) == sample(before, series)
+    assert sample(revoked, "riffle_ready") == 1
+    api.clock.now += 1  # the answer of a probe holds for a second
+    (api.directory / "data" / "secrets").rename(tmp_path / "gone")
+    assert sample(scrape(api)[1], "riffle_ready") == 0
 
 
 def test_frames_batches_and_drops_are_counted(api: Api) -> None:

@@ -1,8 +1,11 @@
 """`riffle doctor` finds faults of a network's files, clocks and variables."""
 
 import datetime
+import json
 import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -10,6 +13,7 @@ import pytest
 
 from riffle.deploy.network import doctor
 from riffle.deploy.network.doctor import Finding
+from riffle.deploy.network.loopback import MEMORY
 from riffle.deploy.network.secrets import init_network
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -161,18 +165,45 @@ def test_a_clock_that_is_off_is_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the clock of http://s is" in wrong(list(doctor.check_service("http://s", None)))[0]
 
 
-def test_alerts_name_metrics_and_are_documented() -> None:
-    """Every series of a rule exists, and every alert is in the runbook."""
+def metrics_of(text: str) -> set[str]:
+    """The metrics that expressions name, without the endings that Prometheus adds."""
+    prefix = r"\briffle_(?:shuffler_|coordinator_)?([a-z_]+)"
+    names = {re.sub(r"_(total|bucket)$", "", name) for name in re.findall(prefix, text)}
+    return names - {"shuffler", "coordinator", ""}
+
+
+def test_alerts_and_panels_name_metrics_and_alerts_are_documented() -> None:
+    """Every series of a rule or a panel exists, and every alert is in the runbook."""
     rules = (DEPLOY / "prometheus" / "rules.yaml").read_text()
     runbook = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    board = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     code = "".join(
         (DEPLOY.parent / file).read_text()
         for file in ("common/server/monitoring.py", "shuffler/metrics.py", "coordinator/metrics.py")
     )
-    series = set(re.findall(r"\briffle_(?:shuffler_|coordinator_)?([a-z_]+)\{?", rules))
+    assert len(shown) > 12
+    for name in metrics_of(rules + " ".join(shown)):
+        assert f'{name}"' in code, name
     alerts = re.findall(r"alert: (\w+)", rules)
-    assert len(alerts) == 10
-    for name in series - {""}:
-        assert name.removesuffix("_total") in code, name
+    assert len(alerts) == 12
     for alert in alerts:
         assert f"`{alert}`" in runbook, alert
+
+
+def test_the_unit_file_is_accepted(tmp_path: Path) -> None:
+    """Paths of the unit are not there, so systemd's own check reads a copy with ones that are."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    text = (DEPLOY / "systemd" / "riffle@.service").read_text()
+    unit = tmp_path / "riffle@shuffler.service"
+    unit.write_text(
+        re.sub(r"/opt/riffle\S+", "/bin/true", text).replace("User=riffle", "User=root")
+    )
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], check=False, capture_output=True, text=True
+    )
+    complaints = [line for line in done.stderr.splitlines() if "riffle@" in line]
+    assert not complaints
+    for name, value in MEMORY.items():
+        assert f"{name}={value}" in text
