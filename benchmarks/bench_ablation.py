@@ -23,7 +23,9 @@ from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL
 from riffle.coordinator.specs import Option, RunSpec, declaring
-from riffle.experiments.study import SeedResult, band, run_seed, share
+from riffle.experiments.bands import band, share
+from riffle.experiments.presets import Preset
+from riffle.experiments.study import SeedResult, run_seed
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 
 Options = dict[str, Option]
@@ -106,7 +108,7 @@ class Setting:
                 "max_messages": MAX_MESSAGES,
             }
         )
-        return run_seed(spec, world, seed)
+        return run_seed(Preset(spec, world), seed)
 
 
 Row = tuple[str, tuple[Setting, ...]]

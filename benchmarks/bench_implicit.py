@@ -16,9 +16,9 @@ from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import StageResult
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.per_episode import mechanism_of
 from riffle.experiments.regret import optimal_value
 from riffle.experiments.simulator import private_counts
+from riffle.experiments.study import mechanism_of
 from riffle.node_client.environments.registry import exact_mdp, make
 from tests.coordinator.learning.worlds import suboptimality
 

@@ -29,9 +29,9 @@ from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.coordinator.learners.registry import Registry, choose
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.per_episode import mechanism_of
+from riffle.experiments.bands import band
 from riffle.experiments.simulator import simulate
-from riffle.experiments.study import band
+from riffle.experiments.study import mechanism_of
 from riffle.node_client.environments.registry import exact_mdp, make
 
 BASELINE = json.loads(Path(__file__).with_name("baseline_sdp_pe.json").read_text())

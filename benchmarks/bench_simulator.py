@@ -16,7 +16,8 @@ from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
-from riffle.experiments.per_episode import Result, run
+from riffle.experiments.study import SeedResult
+from riffle.experiments.sweep import Run, compute
 from riffle.node_client.environments.tabular import riverswim
 
 SMALL, LARGE = 10**6, 10**9
@@ -26,9 +27,9 @@ T = TypeVar("T")
 ENUMERATION = ("best", "best_visits", "eliminate", "contains")
 
 
-def stages(result: Result) -> int:
+def stages(result: SeedResult) -> int:
     """Returns the stages; switches lead into all but the first, to exploiting, and to H batches."""
-    return result.switches - riverswim().sizes.H
+    return (result.policy_switches or 0) - riverswim().sizes.H
 
 
 class Stopwatch:
@@ -50,6 +51,10 @@ class Stopwatch:
         return call
 
 
+def run(K: int) -> SeedResult:
+    return compute(Run("sdp-pe", "RiverSwim-v0", (("states", 4), ("horizon", 6)), K, 1.0), 0)
+
+
 @contextmanager
 def enumeration_timed() -> Iterator[Stopwatch]:
     watch = Stopwatch()
@@ -61,18 +66,17 @@ def enumeration_timed() -> Iterator[Stopwatch]:
 
 
 def main() -> None:
-    mdp = riverswim()
-    run("sdp-pe", mdp, SMALL // 100)  # imports and caches
+    run(SMALL // 100)  # imports and caches
     results, slowest = [], 0.0
     for K in (SMALL, LARGE):
         with enumeration_timed() as watch:
-            result = run("sdp-pe", mdp, K)
+            result = run(K)
         a_stage = watch.seconds / stages(result)
         results.append(result)
         slowest = max(slowest, a_stage)
         print(f"K = {K:>13,}: {result.seconds:6.2f} s, {stages(result)} stages, ", end="")
         print(f"enumeration {a_stage:.3f} s a stage, ", end="")
-        print(f"{result.switches} switches, regret {result.total:,.0f}")
+        print(f"{result.policy_switches} switches, regret {result.regret:,.0f}")
     small, large = results
     ratio = large.seconds / small.seconds
     a_stage = ratio * stages(small) / stages(large)

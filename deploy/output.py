@@ -150,6 +150,7 @@ class Steps:
         self._what, self._total, self._done = what, total, 0
         self._clock, self._lock = clock, threading.Lock()
         self._began = clock()
+        self._first: tuple[float, int] | None = None
         self._next = self._began + FIRST_LINE_SECONDS
 
     def set_total(self, total: int) -> None:
@@ -160,6 +161,7 @@ class Steps:
     def step(self, count: int = 1) -> None:
         """Counts one more step, or several, as done."""
         self._done += count
+        self._first = self._first or (self._clock(), self._done)
         self._shown.advance(self._task, count)
         self.print_if_due()
 
@@ -172,9 +174,27 @@ class Steps:
             self._next = now + LINE_SECONDS
             seconds = now - self._began
             of = "" if self._total is None else f" of {self._total}"
-            rest = time_left(seconds, self._done, self._total or 0)
+            rest = self._time_left(now)
             took = "" if self._done else f" after {seconds:.0f} s"
             line(f"{self._what}: {self._done}{of}{took}{rest}")
+
+    def _time_left(self, now: float) -> str:
+        """Returns ``, about 9 s left``, from the mean rate since the first step.
+
+        The first step also waits for processes to start and code to compile, and steps of other
+        processes end at about the same time. So nothing is said until a fifth of the time that the
+        first step took has passed after it.
+        """
+        first, done = self._first or (now, 0)
+        if now - first < (first - self._began) / 5:
+            return ""
+        return time_left(now - first, self._done - done, (self._total or 0) - done)
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """Returns ``, about 9 s left``, from the mean rate so far; empty at the start and the end."""
+    rest = seconds * (total - done) / max(done, 1)
+    return f", about {rest:.0f} s left" if 0 < done < total else ""
 
 
 @contextmanager
@@ -186,12 +206,6 @@ def steps(
         counted = Steps(shown, what, total, clock)
         with _call_every(SILENT_SECONDS, counted.print_if_due):
             yield counted
-
-
-def time_left(seconds: float, done: int, total: int) -> str:
-    """Returns ``, about 9 s left``, from the mean rate so far; empty at the start and the end."""
-    rest = seconds * (total - done) / max(done, 1)
-    return f", about {rest:.0f} s left" if 0 < done < total else ""
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
@@ -161,8 +161,9 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
 
 def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
     """Returns the fields that a case's algorithm and environment have, without a file's folder."""
-    unused = {"eta", "parameters"} | ({"estimator"} if case.name != "uob-lbps" else set())
-    recorded = {key: value for key, value in asdict(case).items() if key not in unused}
+    unused = {"eta", "parameters", "own"} | ({"estimator"} if case.name != "uob-lbps" else set())
+    names = [field.name for field in fields(case) if field.name not in unused]
+    recorded = {name: getattr(case, name) for name in names}
     for name, value in case.parameters:
         if name != FOLDER:
             recorded[f"environment.{name}"] = str(value)

@@ -7,7 +7,7 @@ latter is the same for every seed, and unrolled in time: a state at two steps is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ Privacy = Literal["none", "central", "local"]
 Calibration = Literal["paper", "correct"]
 Estimator = Literal["paper", "correct"]
 ALGORITHMS: tuple[Algorithm, ...] = ("uc-o-reps", "uob-lbps")
+UNIFORM: Algorithm = "uniform"
 LAYERED = "LayeredMDP-v0"
 
 WIDTHS = (1, 3, 3, 3, 1)
@@ -36,7 +37,8 @@ class Case:
 
     The algorithm `uniform` plays actions at random. scale multiplies beta of Eq. 3.1 (the paper has
     1); eta None means the theorem's value; estimator is UOB-LBPS's form of Eq. 4.1. widths and
-    actions are for LayeredMDP-v0, parameters for any other environment.
+    actions are for LayeredMDP-v0, parameters for any other environment; own is one that is a
+    Python object.
 
     Raises:
         LocalError: ``invalid-spec``: a name is unknown or a number out of range.
@@ -57,6 +59,7 @@ class Case:
     estimator: Estimator = "correct"
     environment: str = LAYERED
     parameters: tuple[tuple[str, Parameter], ...] = ()
+    own: Any = None
 
     def __post_init__(self) -> None:
         for value, allowed in (
@@ -98,7 +101,8 @@ def world(case: Case) -> LayeredWorld:
         mdp = layered_mdp(case.widths, case.actions, case.seed)
         layers = Layers(case.widths, case.actions)
         return LayeredWorld(layers, mdp.P * layers.cells, mdp.r, layers.pairs)
-    mdp = exact_mdp(make(case.environment, **dict(case.parameters)))
+    reference = case.environment if case.own is None else case.own
+    mdp = exact_mdp(make(reference, **dict(case.parameters)))
     layers, P, reached = unroll(mdp.P, mdp.d1)
     r, decisions = np.zeros(layers.pairs.shape), layers.pairs.copy()
     first = layers.H - len(reached)

@@ -40,6 +40,17 @@ def student_band(values: ArrayLike) -> Band:
     return Band(mean, mean - half, mean + half, sd)
 
 
+def band(values: list[float]) -> tuple[float, list[float] | None]:
+    """Returns the mean and its Student t interval, which is None for a single value."""
+    result = student_band(values)
+    return float(result.mean), [float(result.low), float(result.high)] if len(values) > 1 else None
+
+
+def share(flags: list[bool | None]) -> float | None:
+    """Returns the share of true flags; None if the flag is undefined for any run."""
+    return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
+
+
 def stack(bands: list[Band]) -> Band:
     """Joins the bands of single numbers into one band."""
     return Band(

@@ -1,13 +1,11 @@
-"""Simulates any learner by name and returns its regret curve: `run`.
+"""Simulates UCBVI and its private variants, and returns the regret curve: `run`.
 
-Learners that plan before every episode (UCBVI, private UCB-VI) run one user at a time: one user is
-one episode and one update, so they cannot be simulated by population. Their loops are compiled
-(`ucbvi`, with the algorithm in `coordinator.learning.ucbvi_parameters`). Batched learners (`pe`,
-`sdp-pe`, `sdp-pe-conference`) run by population (`simulator`). Regret is exact pseudo-regret.
+These learners plan before every episode. One user is one episode and one update, so they run one
+user at a time, in loops that are compiled (`ucbvi`, with the algorithm in
+`coordinator.learning.ucbvi_parameters`). Regret is exact pseudo-regret.
 
-Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer, (seed,
-"batch", number) for batches. All noise here is seeded and only simulates the mechanisms: it
-protects nobody.
+Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer. All
+noise here is seeded and only simulates the mechanisms: it protects nobody.
 """
 
 from __future__ import annotations
@@ -16,19 +14,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.mechanism.counters import CounterLayout, Ints
-from riffle.common.mechanism.parameters import Padding
+from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.process.plugins import unknown_name
-from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
+from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError
-from riffle.coordinator.batches.issue import calibrated
-from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, NoiseLevels
 from riffle.coordinator.learning.sdp_pe.presets import PRESETS
@@ -39,9 +34,8 @@ from riffle.coordinator.learning.ucbvi_parameters import (
     log_terms,
     noise_of,
 )
-from riffle.coordinator.specs import Option, RunSpec, declaring
-from riffle.experiments.regret import optimal_value, regret
-from riffle.experiments.simulator import Calibrate, Mechanism, simulate
+from riffle.coordinator.specs import Option
+from riffle.experiments.regret import optimal_value
 from riffle.node_client.environments.tabular import TabularMDP
 
 PER_EPISODE: dict[str, Trust | None] = {
@@ -49,7 +43,6 @@ PER_EPISODE: dict[str, Trust | None] = {
     "ucbvi-jdp": "central",
     "ucbvi-ldp": "local",
 }
-BATCHED = ("pe", "sdp-pe", "sdp-pe-conference")
 KINDS = {"none": 0, "laplace": 1, "gaussian": 2}
 DELTA = 0.05
 
@@ -61,9 +54,9 @@ class Result:
     """A finished run.
 
     episodes (c,) are the checkpoints, cumulative (c,) the pseudo-regret at them. switches counts
-    changes of the deployed policy or mixture. policy (H, X) is the last one deployed or, for
-    batched learners, the learned one. constants holds every constant that the run used. seconds is
-    process time, which includes compilation if the loops were not yet compiled.
+    changes of the deployed policy. policy (H, X) is the last one deployed. constants holds every
+    constant that the run used. seconds is process time, which includes compilation if the loops
+    were not yet compiled.
     """
 
     learner: str
@@ -136,81 +129,39 @@ def run(
     options: Mapping[str, Option] | None = None,
     checkpoints: Sequence[int] | None = None,
 ) -> Result:
-    """Runs a learner (a key of `PER_EPISODE`, or one of `BATCHED`) for K episodes.
+    """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
-    `calibration` is `paper` (the papers' noise), `conference` (that of 003, for batched learners)
-    or `tight` (the least noise with a proof; in the shuffle model the exact accountant's).
-    `constants` names a preset (`practical`, `paper`), and
-    `options` replace some of its constants: fields of `Bonus` or of `presets.Constants`. Of the
-    environment's structure, only the option `homogeneous` declares anything, as in the papers.
-    Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is always added.
+    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
+    `constants` names a preset (`practical`, `paper`), and `options` replace some of its constants:
+    fields of `Bonus`. Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is
+    always added.
 
     Raises: LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
-    checkpoint outside 1..K; ``unavailable`` if numba is not installed. RemoteError:
-    ``invalid-spec`` or ``batch-too-small`` for a batched learner, as from the coordinator.
+    checkpoint outside 1..K; ``unavailable`` if numba is not installed.
     """
-    points = _checkpoints(K, checkpoints)
-    if constants not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
-    if name in BATCHED:
-        chosen = {"learner": name, "episodes": K, "epsilon": epsilon, "beta": beta, "seed": seed}
-        chosen |= {"calibration": "exact" if calibration == "tight" else calibration}
-        chosen |= {"preset": constants, **declaring(options or {}, None, homogeneous=False)}
-        spec = _spec(mdp, chosen)
-        return _run_batched(spec, mdp, points)
-    if name not in PER_EPISODE:
-        raise LocalError("invalid-spec", unknown_name("learner", name, (*PER_EPISODE, *BATCHED)))
-    if calibration == "conference":
-        raise LocalError("invalid-spec", f"calibration 'conference' (003) is not for {name}")
-    bonus = _bonus(constants, options or {})
-    return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, calibration, bonus), points)
-
-
-# -- batched learners, by population ---------------------------------------------------------------
-
-
-def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the calibration of every batch of a spec; `pe` is not private and adds no noise."""
-
-    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
-        if spec.learner == "pe":
-            return Mechanism(None, Padding(layout.data_slots, 0))
-        result = calibrated(spec, n, layout.layer)
-        return Mechanism(result.noise, result.padding)
-
-    return mechanism
-
-
-def _spec(mdp: TabularMDP, chosen: dict[str, Any]) -> RunSpec:
-    # No report is sent here, so the report length does not matter.
-    fields: dict[str, Any] = {"name": "simulation", "environment": "MDP"}
-    fields |= {"max_messages": MAX_MESSAGES, "dishonest_fraction": 0.0}
-    X, A, H, start = mdp.sizes.X, mdp.sizes.A, mdp.sizes.H, tuple(mdp.d1.tolist())
-    sizes = {"states": X, "actions": A, "horizon": H, "start": start}
-    try:
-        return RunSpec.model_validate(fields | sizes | chosen)
-    except ValidationError as error:
-        raise LocalError("invalid-spec", first_fault(error)) from error
-
-
-def _run_batched(spec: RunSpec, mdp: TabularMDP, points: Ints) -> Result:
-    started = time.process_time()
-    learner, mechanism = Registry().build(spec), mechanism_of(spec)
-    run = simulate(mdp, learner, spec.families, mechanism, spec.seed, spec.support)
-    seconds = time.process_time() - started
-    curve = regret(mdp, run.deployments)
-    # Within a deployment every episode has the same regret, so the curve is piecewise linear.
-    cumulative = np.interp(points, np.append(0.0, curve.episodes), np.append(0.0, curve.cumulative))
-    constants: dict[str, Constant] = {**run.summary.constants, "delta": spec.delta}
-    constants |= {"families": spec.families, "seed": spec.seed, "homogeneous": spec.homogeneous}
-    if spec.learner != "pe":
-        constants |= {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": spec.calibration}
-    policy = run.summary.policy
-    return Result(spec.learner, points, cumulative, curve.switches, seconds, policy, constants)
+    points = checkpoints_of(K, checkpoints)
+    bonus, levels = checked(name, calibration, constants, options or {})
+    return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, levels, bonus), points)
 
 
 # -- learners that plan before every episode ------------------------------------------------------
+
+
+def checked(
+    name: str,
+    calibration: NoiseLevels | Literal["conference"],
+    constants: str,
+    options: Mapping[str, Option],
+) -> tuple[Bonus, NoiseLevels]:
+    """Returns bonus and noise of a learner. Raises LocalError ``invalid-spec`` as `run` does."""
+    if constants not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
+    if name not in PER_EPISODE:
+        raise LocalError("invalid-spec", unknown_name("learner", name, PER_EPISODE))
+    if calibration == "conference":
+        raise LocalError("invalid-spec", f"calibration 'conference' (003) is not for {name}")
+    return _bonus(constants, options), calibration
 
 
 def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
@@ -283,7 +234,11 @@ def _log_term(setting: Setting) -> float:
     return math.log(2.0 * counters * setting.K / DELTA)
 
 
-def _checkpoints(K: int, given: Sequence[int] | None) -> Ints:
+def checkpoints_of(K: int, given: Sequence[int] | None = None) -> Ints:
+    """Returns the given episodes, or by default K/100, 2K/100, ..., and K, in order.
+
+    Raises LocalError ``invalid-spec`` if K is below one, or a given one is outside 1..K.
+    """
     if K < 1:
         raise LocalError("invalid-spec", f"K is {K}; it must be at least 1")
     wanted = np.linspace(K / 100, K, 100).astype(np.int64) if given is None else np.array(given)

@@ -11,8 +11,7 @@ id. Seed s adds s to the spec's seeds.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,10 @@ from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import Registry, refusal
 from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError
 from riffle.coordinator.specs import RunSpec
+from riffle.experiments.presets import Preset
 from riffle.experiments.simulator import Run, run_batches
-from riffle.experiments.study import NO_FILES, Files, SeedResult, Study, map_seeds, result_of
+from riffle.experiments.study import SeedResult, result_of
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
-from riffle.node_client.environments.registry import Parameter, make
 from riffle.node_client.environments.tabular import Environment, Modelled
 from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slot_report
 
@@ -142,86 +141,31 @@ RUN_ID = "0" * 32  # keys the draws if the spec has no test seed
 
 @dataclass(frozen=True, slots=True)
 class UserSeed:
-    """One seed's result, with the facts that only a per-user run has.
-
-    For ``reward_mean`` see `Users`. ``batches`` hold private counts as in the coordinator's API.
-    """
+    """One seed's result. ``batches`` hold private counts as in the coordinator's API."""
 
     result: SeedResult
-    value_estimate: float
-    reward_mean: float | None
-    episodes_failed: int
-    first_failure: str | None
     batches: list[dict[str, Any]]
 
 
-def summarize(spec: RunSpec, seeds: list[UserSeed]) -> dict[str, Any]:
-    """Returns `Study.as_dict` plus the per-user facts; policy and batches are those of seed 0."""
-    common, first = Study(spec, tuple(seed.result for seed in seeds)).as_dict(), seeds[0]
-    rewards = [seed.reward_mean for seed in seeds if seed.reward_mean is not None]
-    constants = common.pop("constants")
-    return {
-        **common,
-        "value_estimate_mean": float(np.mean([seed.value_estimate for seed in seeds])),
-        "reward_mean": float(np.mean(rewards)) if rewards else None,
-        "episodes_failed": sum(seed.episodes_failed for seed in seeds),
-        "first_failure": next((s.first_failure for s in seeds if s.first_failure), None),
-        "run_id": spec.run_id or RUN_ID,
-        "test_seed": spec.test_seed or 0,
-        "policy": first.result.policy,
-        "batches": first.batches,
-        "constants": constants,
-    }
-
-
-def study(
-    spec: RunSpec,
-    environment: dict[str, Parameter],
-    seeds: int,
-    *,
-    workers: int = 2,
-    on_users: Callable[[int], None] = ignore,
-    learners: Files = NO_FILES,
-) -> list[UserSeed]:
-    """Runs seeds 0..seeds-1 in ``workers`` processes.
-
-    ``on_users`` receives the number of users done: during a run if ``workers`` is 1, else after it.
-    """
-    alone = min(workers, seeds) <= 1
-    run = partial(
-        run_seed, spec, environment, learners=learners, on_users=on_users if alone else ignore
-    )
-    results: list[UserSeed] = []
-    for seed in map_seeds(run, seeds, workers):
-        if not alone:
-            on_users(spec.episodes)
-        results.append(seed)
-    return results
-
-
-def run_seed(
-    spec: RunSpec,
-    environment: dict[str, Parameter],
-    seed: int,
-    learners: Files = NO_FILES,
-    on_users: Callable[[int], None] = ignore,
-) -> UserSeed:
-    """Runs one seed of a spec, user by user."""
-    started = time.perf_counter()
-    world = make(spec.environment, **environment)
+def run_seed(chosen: Preset, seed: int, on_users: Callable[[int], None] = ignore) -> UserSeed:
+    """Runs one seed of a run, user by user."""
+    started, spec = time.perf_counter(), chosen.spec
+    world = chosen.make()
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
     seeded = spec.model_copy(update=seeds)
     users = Users(world, on_users)
-    run, batches = run_per_user(seeded, spec.run_id or RUN_ID, users, Registry(files=learners))
+    run, batches = run_per_user(seeded, spec.run_id or RUN_ID, users, chosen.registry())
     users.notify()
     mdp = world.mdp if isinstance(world, Modelled) else None
+    result = result_of(seeded, seed, run, mdp, time.perf_counter() - started)
     return UserSeed(
-        result=result_of(seeded, seed, run, mdp, time.perf_counter() - started),
-        value_estimate=run.summary.value_estimate,
-        reward_mean=users.reward_mean,
-        episodes_failed=users.failed,
-        first_failure=users.failure,
-        batches=[
+        replace(
+            result,
+            reward_mean=users.reward_mean,
+            episodes_failed=users.failed,
+            first_failure=users.failure,
+        ),
+        [
             {
                 "batch_id": descriptor.batch_id,
                 "n": descriptor.n,

@@ -1,39 +1,38 @@
-"""Simulates one run with many seeds, and gives confidence bands.
+"""Simulates one seed of a run: `run_seed`, for every learner that needs the environment's MDP.
 
 The services' own learner objects run on the population-level simulator. Learners that plan before
-every episode (UCBVI, private UCB-VI) run through `per_episode` and send no messages. A seed keys
-the population's draws of one run; the learner's own draws use the spec's seed plus that number.
-Bands are two-sided 95 % Student t intervals of the mean over seeds.
+every episode (UCBVI, private UCB-VI) run through `per_episode`, and those of paper 004 through
+`adversarial`; they send no messages. A seed keys the population's draws of one run; the learner's
+own draws use the spec's seed plus that number.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from riffle.common.process.workers import SPAWN
-from riffle.coordinator.learners.registry import Registry, refusal, sdp_pe_in
+from riffle.common.mechanism.counters import CounterLayout
+from riffle.common.mechanism.parameters import Padding
+from riffle.common.process.plugins import unknown_name
+from riffle.common.protocol.descriptor import first_fault
+from riffle.common.protocol.errors import LocalError
+from riffle.coordinator.batches.issue import calibrated
+from riffle.coordinator.learners.registry import refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.bands import METHOD, student_band
-from riffle.experiments.per_episode import PER_EPISODE, Constant, mechanism_of
-from riffle.experiments.per_episode import run as run_per_episode
+from riffle.experiments import adversarial, per_episode
+from riffle.experiments.adversaries import ALGORITHMS, LAYERED, UNIFORM, WIDTHS, Case
+from riffle.experiments.per_episode import PER_EPISODE, Constant, checkpoints_of
+from riffle.experiments.presets import Preset
 from riffle.experiments.regret import optimal_value, policy_value, regret, switches
-from riffle.experiments.simulator import Run, simulate
-from riffle.node_client.environments.registry import Parameter, exact_mdp, make
+from riffle.experiments.simulator import Calibrate, Mechanism, Run, simulate
+from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import TabularMDP
-
-Files = Mapping[str, str]
-NO_FILES: Files = {}
-
-Result = TypeVar("Result")
 
 # A spec calls the accountant's noise "exact"; simulations call the least provable noise "tight".
 CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
@@ -41,28 +40,47 @@ CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
     "paper": "paper",
     "conference": "conference",
 }
+ADVERSARIAL = frozenset({*ALGORITHMS, UNIFORM})
+NOT_PRIVATE = frozenset({"ucbvi", "pe", UNIFORM})
+CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
+"""The options of paper 004's learners."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
     """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
-    optimal_survives: an optimal policy is active at the end. eliminated: some policy is not active.
-    Both are None for learners without an active set. Regret and values are NaN where the
-    environment's probabilities are unknown.
+    episodes (c,) are checkpoints, and cumulative (c,) is the regret there. optimal_survives: an
+    optimal policy is active at the end. eliminated: some policy is not active. Both are None for
+    learners without an active set. Regret and values are NaN where the environment's probabilities
+    are unknown, and values also for the learners of paper 004. Those have uniform_regret, the
+    regret of uniform play, and no policy_switches, as they change policy in every episode.
+    reward_mean, episodes_failed and first_failure are those of runs user by user (`per_user`).
     """
 
     seed: int
     regret: float
     optimal_value: float
     policy_value: float
-    policy_switches: int
+    policy_switches: int | None
     messages: int
     seconds: float
     policy: list[list[int]]
     constants: dict[str, Constant] = field(default_factory=dict)
     optimal_survives: bool | None = None
     eliminated: bool | None = None
+    episodes: tuple[float, ...] = ()
+    cumulative: tuple[float, ...] = ()
+    uniform_regret: float | None = None
+    value_estimate: float | None = None
+    reward_mean: float | None = None
+    episodes_failed: int | None = None
+    first_failure: str | None = None
+
+    @property
+    def value_share(self) -> float | None:
+        """The learned policy's value over V*, or None if either is unknown."""
+        return None if math.isnan(self.policy_value) else self.policy_value / self.optimal_value
 
     @property
     def within_5_percent(self) -> bool:
@@ -70,78 +88,36 @@ class SeedResult:
         return self.policy_value >= 0.95 * self.optimal_value
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
-    """The results of one spec over its seeds."""
+def run_seed(chosen: Preset, seed: int) -> SeedResult:
+    """Runs one seed on the simulator that the learner needs.
 
-    spec: RunSpec
-    results: tuple[SeedResult, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns means with bands, under the keys that ``riffle simulate`` documents."""
-        last = self.results[-1]
-        return {
-            "learner": self.spec.learner,
-            "preset": self.spec.preset,
-            "calibration": CALIBRATIONS[self.spec.calibration],
-            "environment": self.spec.environment,
-            "episodes": self.spec.episodes,
-            "epsilon": self.spec.epsilon,
-            "beta": self.spec.beta,
-            "trust": self.spec.trust,
-            "families": last.constants.get("families", "not private"),
-            "seeds": len(self.results),
-            **self._exact_values(),
-            "share_optimal_survives": share([r.optimal_survives for r in self.results]),
-            "share_eliminated": share([r.eliminated for r in self.results]),
-            "policy_switches": max(r.policy_switches for r in self.results),
-            "messages": max(r.messages for r in self.results),
-            "seconds": sum(r.seconds for r in self.results),
-            "constants": {k: v for k, v in last.constants.items() if k != "seed"},
-        }
-
-    def _exact_values(self) -> dict[str, Any]:
-        """Returns regret and values, as null if the environment's probabilities are unknown."""
-        best = self.results[-1].optimal_value
-        mean, interval = band([result.regret for result in self.results])
-        values = [result.policy_value for result in self.results]
-        exact = {
-            "regret_mean": mean,
-            "regret_ci": interval,
-            "regret_ci_method": METHOD,
-            "regret_ceiling": best * self.spec.episodes,
-            "optimal_value": best,
-            "policy_value_mean": float(np.mean(values)),
-            "policy_value_min": min(values),
-            "share_within_5_percent": share([r.within_5_percent for r in self.results]),
-        }
-        return dict.fromkeys(exact) if math.isnan(best) else exact
+    Raises:
+        LocalError: ``invalid-spec``: the environment has no known MDP, or an option is not valid.
+        RemoteError: ``invalid-spec`` or ``batch-too-small``, as from the coordinator.
+    """
+    if chosen.spec.learner in ADVERSARIAL:
+        return _run_adversarial(chosen, seed)
+    mdp = exact_mdp(chosen.make())
+    if chosen.spec.learner in PER_EPISODE:
+        return _run_per_episode(chosen.spec, mdp, seed)
+    return _run_by_population(chosen, mdp, seed)
 
 
-def band(values: list[float]) -> tuple[float, list[float] | None]:
-    """Returns the mean and its Student t interval, which is None for a single value."""
-    result = student_band(values)
-    return float(result.mean), [float(result.low), float(result.high)] if len(values) > 1 else None
+def mechanism_of(spec: RunSpec) -> Calibrate:
+    """Returns the calibration of every batch of a spec; `pe` is not private and adds no noise."""
+
+    def mechanism(layout: CounterLayout, n: int) -> Mechanism:
+        if spec.learner == "pe":
+            return Mechanism(None, Padding(layout.data_slots, 0))
+        result = calibrated(spec, n, layout.layer)
+        return Mechanism(result.noise, result.padding)
+
+    return mechanism
 
 
-def share(flags: list[bool | None]) -> float | None:
-    """Returns the share of true flags; None if the flag is undefined for any run."""
-    return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
-
-
-def run_seed(
-    spec: RunSpec, environment: dict[str, Parameter], seed: int, learners: Files = NO_FILES
-) -> SeedResult:
-    """Runs one seed of a spec on the simulator that its learner needs."""
-    mdp = exact_mdp(make(spec.environment, **environment))
-    if spec.learner in PER_EPISODE:
-        return _run_per_episode(spec, mdp, seed)
-    return _run_by_population(spec, mdp, seed, Registry(files=learners))
-
-
-def _run_by_population(spec: RunSpec, mdp: TabularMDP, seed: int, registry: Registry) -> SeedResult:
-    started = time.perf_counter()
-    learner = registry.build(spec.model_copy(update={"seed": spec.seed + seed}))
+def _run_by_population(chosen: Preset, mdp: TabularMDP, seed: int) -> SeedResult:
+    started, spec = time.perf_counter(), chosen.spec
+    learner = chosen.registry().build(spec.model_copy(update={"seed": spec.seed + seed}))
     try:
         run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed, spec.support)
     except LearnerError as error:
@@ -154,25 +130,44 @@ def result_of(
 ) -> SeedResult:
     """Returns the result of a batched run; ``mdp`` is None if the probabilities are unknown."""
     policy = run.summary.policy
+    known = {} if mdp is None else _exact(spec, run, mdp)
+    unknown = {"regret": math.nan, "optimal_value": math.nan, "policy_value": math.nan}
     return SeedResult(
         seed=seed,
-        regret=math.nan if mdp is None else regret(mdp, run.deployments).total,
-        optimal_value=math.nan if mdp is None else optimal_value(mdp),
-        policy_value=math.nan if mdp is None else policy_value(mdp, policy),
         policy_switches=switches(run.deployments),
         messages=run.messages,
         seconds=seconds,
         policy=policy.tolist(),
         constants={**run.summary.constants, **_recorded(spec)},
-        optimal_survives=None if mdp is None else optimal_survives(run.learner, mdp),
         eliminated=_any_eliminated(run),
+        value_estimate=run.summary.value_estimate,
+        **{**unknown, **known},
     )
+
+
+def _exact(spec: RunSpec, run: Run, mdp: TabularMDP) -> dict[str, Any]:
+    """Returns what only the true MDP tells of a batched run."""
+    curve, points = regret(mdp, run.deployments), checkpoints_of(spec.episodes)
+    # Within a deployment every episode has the same regret, so the curve is piecewise linear.
+    known = np.append(0.0, curve.episodes), np.append(0.0, curve.cumulative)
+    return {
+        "regret": curve.total,
+        "optimal_value": optimal_value(mdp),
+        "policy_value": policy_value(mdp, run.summary.policy),
+        "optimal_survives": optimal_survives(run.learner, mdp),
+        "episodes": tuple(map(float, points)),
+        "cumulative": tuple(np.interp(points, *known).tolist()),
+    }
 
 
 def _recorded(spec: RunSpec) -> dict[str, Constant]:
     support = "none" if spec.support is None else "declared"
     declared: dict[str, Constant] = {"homogeneous": spec.homogeneous, "support": support}
-    return {"families": spec.families, "delta": spec.delta, **declared}
+    known: dict[str, Constant] = {"families": spec.families, "delta": spec.delta, **declared}
+    if spec.learner in NOT_PRIVATE:
+        return known
+    noise = str(CALIBRATIONS[spec.calibration])
+    return known | {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": noise}
 
 
 def _any_eliminated(run: Run) -> bool | None:
@@ -195,7 +190,7 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
 
 def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
     started = time.perf_counter()
-    run = run_per_episode(
+    run = per_episode.run(
         spec.learner,
         mdp,
         spec.episodes,
@@ -216,34 +211,68 @@ def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
         seconds=time.perf_counter() - started,
         policy=run.policy.tolist(),
         constants=run.constants,
+        episodes=tuple(map(float, run.episodes)),
+        cumulative=tuple(run.cumulative.tolist()),
     )
 
 
-def study(
-    spec: RunSpec,
-    environment: dict[str, Parameter],
-    seeds: int,
-    *,
-    workers: int = 2,
-    on_result: Callable[[SeedResult], None] = lambda _: None,
-    learners: Files = NO_FILES,
-) -> Study:
-    """Runs a spec with seeds 0..seeds-1 in ``workers`` processes; results are in seed order.
+# -- the learners of paper 004 ---------------------------------------------------------------------
 
-    ``learners`` maps names to ``path/file.py:Class``, for learners that are not installed.
+
+def case_of(chosen: Preset, seed: int = 0) -> Case:
+    """Returns the case of a run of paper 004's learners; its other options are `CASE_OPTIONS`.
+
+    LayeredMDP-v0 is drawn from the run's seed. Another environment's losses have the means one
+    minus its rewards, unless the option `adversary` says otherwise.
+
+    Raises:
+        LocalError: ``invalid-spec``: an option is unknown or out of range, or the environment has
+            no known MDP.
     """
-    run = partial(run_seed, spec, environment, learners=learners)
-    results: list[SeedResult] = []
-    for result in map_seeds(run, seeds, workers):
-        on_result(result)
-        results.append(result)
-    return Study(spec, tuple(results))
+    spec, layered = chosen.spec, chosen.spec.environment == LAYERED
+    for name in sorted(spec.options.keys() - set(CASE_OPTIONS)):
+        raise LocalError("invalid-spec", unknown_name("option", name, CASE_OPTIONS))
+    if CALIBRATIONS[spec.calibration] == "conference":
+        text = f"calibration 'conference' (003) is not for {spec.learner}"
+        raise LocalError("invalid-spec", text)
+    if not layered:
+        exact_mdp(chosen.make())
+    parameters = dict(chosen.environment)
+    widths = str(parameters.get("widths", "-".join(map(str, WIDTHS)))).split("-")
+    values = {
+        "name": spec.learner,
+        "K": spec.episodes,
+        "epsilon": spec.epsilon,
+        "beta": spec.beta,
+        "privacy": "central",
+        "calibration": "correct" if spec.calibration == "exact" else "paper",
+        "seed": spec.seed + seed,
+        "adversary": "switching" if layered else "rewards",
+        "environment": spec.environment,
+        "own": chosen.own_environment,
+        **({"widths": widths, "actions": parameters.get("actions", 2)} if layered else {}),
+        "parameters": () if layered else tuple(parameters.items()),
+        **spec.options,
+    }
+    try:
+        return TypeAdapter(Case).validate_python(values)
+    except ValidationError as error:
+        raise LocalError("invalid-spec", first_fault(error)) from error
 
 
-def map_seeds(run: Callable[[int], Result], seeds: int, workers: int) -> Iterator[Result]:
-    """Yields ``run(seed)`` for seeds 0..seeds-1 in that order, from ``workers`` processes."""
-    if min(workers, seeds) <= 1:
-        yield from map(run, range(seeds))
-        return
-    with ProcessPoolExecutor(workers, mp_context=SPAWN) as pool:
-        yield from pool.map(run, range(seeds))
+def _run_adversarial(chosen: Preset, seed: int) -> SeedResult:
+    result = adversarial.run(case_of(chosen, seed))
+    return SeedResult(
+        seed=seed,
+        regret=result.total,
+        optimal_value=math.nan,
+        policy_value=math.nan,
+        policy_switches=None,
+        messages=0,
+        seconds=result.seconds,
+        policy=[],
+        constants=result.constants,
+        episodes=tuple(result.episodes.tolist()),
+        cumulative=tuple(result.regret.tolist()),
+        uniform_regret=result.uniform_regret,
+    )

@@ -25,8 +25,8 @@ from riffle.deploy.output import (
 from riffle.experiments.audit.run import TRIALS, Effort, Encoding, run
 from riffle.experiments.audit.world import Setting
 from riffle.experiments.figures.catalogue import figures
-from riffle.experiments.figures.sweep import Backend
 from riffle.experiments.figures.write import ALL, Order, make, select_figures
+from riffle.experiments.sweep import Backend
 
 SEEDS, QUICK_SEEDS = 20, 2
 FILES = {"picture": "png", "table": "md"}

@@ -6,49 +6,37 @@ an adversary.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from importlib.util import find_spec
+from statistics import mean
+from typing import Any, TypeVar
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
-
-from riffle.common.process.plugins import unknown_name
-from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
-from riffle.coordinator.learners.registry import Registry
-from riffle.coordinator.specs import MANUAL
-from riffle.deploy.cli.options import RunOptions, SimulationOptions, read_pairs
-from riffle.deploy.output import progress, steps
+from riffle.common.protocol.descriptor import MAX_MESSAGES
+from riffle.deploy.cli.options import RunOptions, SimulationOptions
+from riffle.deploy.output import line, progress, steps
 from riffle.experiments import per_user
-from riffle.experiments.adversarial import AdversarialResult, run
-from riffle.experiments.adversaries import ALGORITHMS, LAYERED, WIDTHS, Case
-from riffle.experiments.bands import METHOD
+from riffle.experiments.adversaries import ALGORITHMS, LAYERED
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset
-from riffle.experiments.study import CALIBRATIONS, band, map_seeds, study
-from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.experiments.research import Result, check
+from riffle.experiments.study import CALIBRATIONS, CASE_OPTIONS, run_seed
+from riffle.experiments.sweep import Backend, run_jobs
+from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import Modelled
 
-OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
-"""The fields of `Case` that --option may set; for LayeredMDP-v0, --param may too."""
-SETTABLE = ("widths", "actions", *OPTIONS)
-"""The fields of `Case` that may be set if the environment is LayeredMDP-v0."""
-DEFAULTS: dict[str, Any] = {
-    "K": 2_000,
-    "epsilon": 1.0,
-    "beta": 1e-5,
-    "privacy": "central",
-    "calibration": "tight",
-    "seed": 0,
-    "widths": "-".join(map(str, WIDTHS)),
-}
 SPEC_CALIBRATIONS = {name: in_spec for in_spec, name in CALIBRATIONS.items()}
-ADVERSARIAL_CALIBRATIONS = {"tight": "correct", "paper": "paper"}
+COMPILED = frozenset({*PER_EPISODE, *ALGORITHMS})
+"""Learners whose loops numba compiles when they first run on a machine."""
+ADVERSARIAL_EPISODES = 2_000
+BAND = "95 % band,"
+T = TypeVar("T")
+Simulated = tuple[Result, dict[str, Any]]
 
 
-def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> dict[str, Any]:
-    """Returns the results over all seeds as the document that the command prints.
+def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> Simulated:
+    """Returns the results over all seeds, and the document that the command prints.
 
     ``preset_given``: the caller named a preset, which paper 004's learners refuse.
 
@@ -56,13 +44,13 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     LocalError or RemoteError if the learner or environment does not exist or refuses its options.
     """
     learner = options.learner
-    if how.per_user and learner in {*PER_EPISODE, *ALGORITHMS}:
+    if how.per_user and learner in COMPILED:
         raise ValueError(f"--per-user is not for {learner}, which has no batches")
     for name, value in (("run-id", how.run_id), ("test-seed", how.test_seed)):
         if value is not None and not how.per_user:
             raise ValueError(f"--{name} is for --per-user")
     if learner in ALGORITHMS:
-        return _simulate_adversarial(options, how, preset_given=preset_given)
+        options = _adversarial(options, preset_given=preset_given)
     calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
     if not how.per_user and options.dishonest_fraction is None:
         options = replace(options, dishonest_fraction=0.0)
@@ -76,63 +64,61 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
             raise ValueError(f"--families is not for {learner}: --calibration decides it")
         if options.trust is not None:
             raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
-    else:
-        _build_once(chosen)
-    return _simulate_users(chosen, how) if how.per_user else _simulate_population(chosen, how)
+    check(chosen)
+    return _simulate_users(chosen, how) if how.per_user else _simulate(chosen, how)
 
 
-def rows_of(document: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Returns the document as rows of a table, without long values; constants come last."""
-    constants: dict[str, object] = document["constants"]
-    hidden = {"constants", "batches", "policy"}
-    rows = [(key, value) for key, value in document.items() if key not in hidden]
-    return rows + [(f"constants.{key}", value) for key, value in constants.items()]
-
-
-def _build_once(chosen: Preset) -> None:
-    """Builds the learner, so that an unknown one or a wrong option is refused before any work."""
-    registry, name = Registry(files=chosen.learners), chosen.spec.learner
-    known = sorted({*registry.names, *PER_EPISODE, *ALGORITHMS} - {MANUAL})
-    if name not in known:
-        raise ValueError(unknown_name("simulated learner", name, known))
-    registry.build(chosen.spec)
-
-
-def _simulate_population(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
+def _simulate(chosen: Preset, how: SimulationOptions) -> Simulated:
     # Refuses an environment without an exact MDP before any work.
-    exact_mdp(make(chosen.spec.environment, **chosen.environment))
+    exact_mdp(chosen.make())
+    if chosen.spec.learner in COMPILED and find_spec("numba"):
+        line(f"compiling {chosen.spec.learner}, unless an earlier run did; this takes a while")
     with steps("seeds", how.seeds) as shown:
-        return study(
-            chosen.spec,
-            chosen.environment,
-            how.seeds,
-            workers=how.workers,
-            on_result=lambda _: shown.step(),
-            learners=chosen.learners,
-        ).as_dict()
+        result = Result(chosen, tuple(_seeds(partial(run_seed, chosen), how, shown.step)))
+    return result, result.summary
 
 
-def _simulate_users(chosen: Preset, how: SimulationOptions) -> dict[str, Any]:
-    spec = chosen.spec
+def _seeds(run: Callable[[int], T], how: SimulationOptions, on_seed: Callable[[], None]) -> list[T]:
+    results = []
+    for result in run_jobs(run, range(how.seeds), Backend(workers=how.workers)):
+        on_seed()
+        results.append(result)
+    return results
+
+
+def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
+    """Simulates user by user; policy and batches of the document are those of seed 0."""
+    spec, alone = chosen.spec, min(how.workers, how.seeds) <= 1
     with steps("episodes", how.seeds * spec.episodes) as shown:
-        outcome = per_user.study(
-            spec,
-            chosen.environment,
-            how.seeds,
-            workers=how.workers,
-            on_users=shown.step,
-            learners=chosen.learners,
-        )
-    if not isinstance(make(spec.environment, **chosen.environment), Modelled):
+        # Another process cannot say how many users are done.
+        run = partial(per_user.run_seed, chosen, on_users=shown.step if alone else per_user.ignore)
+        seeds = _seeds(run, how, lambda: None if alone else shown.step(spec.episodes))
+    if not isinstance(chosen.make(), Modelled):
         text = "no regret and no exact values: this environment shows no transition probabilities"
         progress.print(text, highlight=False, soft_wrap=True)
-    return per_user.summarize(spec, outcome)
+    result = Result(chosen, tuple(seed.result for seed in seeds))
+    document = result.summary
+    constants = document.pop("constants")
+    rewards = [seed.reward_mean for seed in result.results if seed.reward_mean is not None]
+    return result, {
+        **document,
+        "value_estimate_mean": mean([seed.value_estimate or 0.0 for seed in result.results]),
+        "reward_mean": mean(rewards) if rewards else None,
+        "episodes_failed": sum(seed.episodes_failed or 0 for seed in result.results),
+        "first_failure": next((s.first_failure for s in result.results if s.first_failure), None),
+        "run_id": spec.run_id or per_user.RUN_ID,
+        "test_seed": spec.test_seed or 0,
+        "policy": result.results[0].policy,
+        "batches": seeds[0].batches,
+        "constants": constants,
+    }
 
 
-def _simulate_adversarial(
-    options: RunOptions, how: SimulationOptions, *, preset_given: bool
-) -> dict[str, Any]:
-    """Runs an algorithm of paper 004; each seed has its own losses, and its own LayeredMDP-v0."""
+def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
+    """Returns the options of a run of paper 004's learners, with their own defaults.
+
+    For LayeredMDP-v0 the adversary may be a parameter, too.
+    """
     unused = (options.trust, options.families, options.constants)
     layered = options.env in (None, LAYERED)
     if preset_given or any(value is not None for value in unused) or (layered and options.horizon):
@@ -141,71 +127,46 @@ def _simulate_adversarial(
             f"and --constants are not for it, nor is --horizon on {LAYERED}; --option adversary, "
             "privacy, scale, eta or estimator are, and --param widths or actions"
         )
-    case = _case(options, how)
-    results: list[AdversarialResult] = []
-    with steps("seeds", how.seeds) as shown:
-        for result in map_seeds(partial(_run_seed, case), how.seeds, how.workers):
-            results.append(result)
-            shown.step()
-    mean, interval = band([result.total for result in results])
-    recorded = {key: getattr(case, key) for key in ("epsilon", "beta", "privacy", "calibration")}
-    return {
-        "learner": case.name,
-        "environment": case.environment,
-        "adversary": case.adversary,
-        "episodes": case.K,
-        **recorded,
-        "seeds": how.seeds,
-        "regret_mean": mean,
-        "regret_ci": interval,
-        "regret_ci_method": METHOD,
-        "regret_uniform_mean": float(np.mean([result.uniform_regret for result in results])),
-        "seconds": sum(result.seconds for result in results),
-        # Without privacy, epsilon is infinite, which JSON cannot express.
-        "constants": {
-            name: "infinity" if value == math.inf else value
-            for name, value in results[-1].constants.items()
-            if name != "seed"
-        },
-    }
+    moved = [p for p in options.param or [] if layered and p.partition("=")[0] in CASE_OPTIONS]
+    return replace(
+        options,
+        env=options.env or LAYERED,
+        episodes=options.episodes or ADVERSARIAL_EPISODES,
+        param=[pair for pair in options.param or [] if pair not in moved],
+        option=[*moved, *(options.option or [])],
+    )
 
 
-def _case(options: RunOptions, how: SimulationOptions) -> Case:
-    """Returns the case to run: the command's options over `DEFAULTS`."""
-    layered = options.env in (None, LAYERED)
-    pairs = (read_pairs(options.param) if layered else {}) | read_pairs(options.option)
-    settable = SETTABLE if layered else OPTIONS
-    for name in sorted(pairs.keys() - set(settable)):
-        raise ValueError(unknown_name("parameter or option", name, settable))
-    if not layered:
-        pairs = _environment(options) | {"adversary": "rewards"} | pairs
-    own = {
-        "K": options.episodes,
-        "epsilon": options.epsilon,
-        "beta": options.beta,
-        "calibration": how.calibration,
-    }
-    values = DEFAULTS | {name: value for name, value in own.items() if value is not None} | pairs
-    if values["calibration"] not in ADVERSARIAL_CALIBRATIONS:
-        raise ValueError(f"--calibration {values['calibration']} is not for {options.learner}")
-    values |= {
-        "name": options.learner,
-        "widths": str(values["widths"]).split("-"),
-        "calibration": ADVERSARIAL_CALIBRATIONS[values["calibration"]],
-    }
-    try:
-        return TypeAdapter(Case).validate_python(values)
-    except ValidationError as error:
-        raise ValueError(first_fault(error)) from error
+def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, object]]:
+    """Returns the document as rows of a table, without long values; the regret comes last.
+
+    Constants are shown if ``verbose``. The regret is rounded to its band.
+    """
+    hidden = {"constants", "batches", "policy", "regret_mean", "regret_ci", "regret_ci_method"}
+    rows = [(key, value) for key, value in document.items() if key not in hidden]
+    constants: dict[str, object] = document["constants"] if verbose else {}
+    regret = rounded(document["regret_mean"], document["regret_ci"], document["seeds"])
+    return [*((f"constants.{k}", v) for k, v in constants.items()), *rows, ("regret_mean", regret)]
 
 
-def _environment(options: RunOptions) -> dict[str, Any]:
-    """Returns id and parameters of an environment with a known MDP, which is made once to check."""
-    chosen = RunOptions(env=options.env, param=options.param, horizon=options.horizon).apply()
-    exact_mdp(make(chosen.spec.environment, **chosen.environment))
-    parameters = tuple(chosen.environment.items())
-    return {"environment": chosen.spec.environment, "parameters": parameters}
+def rounded(mean: float | None, interval: list[float] | None, seeds: int) -> str | None:
+    """Returns a mean and its band with two digits of the band's half width, or one seed's value."""
+    if mean is None:
+        return None
+    if interval is None:
+        return f"{mean:,.0f} (1 seed has no band)"
+    half = (interval[1] - interval[0]) / 2
+    digits = max(1 - math.floor(math.log10(half)), 0) if half else 0
+    low, high = (f"{round(end, digits) + 0.0:,.{digits}f}" for end in interval)
+    return f"{mean:,.{digits}f} [{low}, {high}] ({BAND} {seeds} seeds)"
 
 
-def _run_seed(case: Case, seed: int) -> AdversarialResult:
-    return run(replace(case, seed=seed))
+def policy_rows(result: Result) -> tuple[list[str], list[list[object]]]:
+    """Returns the policy of seed 0 as a table: a row for each step, a column for each state.
+
+    An environment may name its actions in an attribute ``action_names``.
+    """
+    policy, made = result.results[0].policy, result.chosen.make()
+    names = getattr(made, "action_names", None) or range(made.sizes.A)
+    columns = ["step", *(f"state {x}" for x in range(made.sizes.X))]
+    return columns, [[h, *(names[a] for a in row)] for h, row in enumerate(policy)]

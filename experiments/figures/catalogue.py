@@ -10,31 +10,27 @@
   the same against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at K
   = 20,000, where privacy pays.
 
-Every learner has one set of constants for all environments. A run's key is a digest of its fields,
-so figures share runs. `Curve.absent` lists the points that a figure leaves out, with the reasons.
+Every learner has one set of constants for all environments. Figures share runs.
+`Curve.absent` lists the points that a figure leaves out, with the reasons.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
-Value = str | int | float | bool
-Kind = Literal["time", "epsilon", "episodes", "switches"]
-Parameters = tuple[tuple[str, Value], ...]
+from riffle.experiments.per_episode import PER_EPISODE
+from riffle.experiments.study import NOT_PRIVATE
+from riffle.experiments.sweep import Parameters, Run
 
-BETA = 1e-5
+Kind = Literal["time", "epsilon", "episodes", "switches"]
+
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 PAPER_K, LARGE_K = 20_000, 200_000
 SCALE = (5_000, 20_000, 200_000)
 SCALE_LARGE = (20_000, 200_000, 2_000_000)
 ADVERSARIAL_K, ADVERSARIAL_LARGE_K = 2_000, 20_000
-NOT_PRIVATE = frozenset({"ucbvi", "pe"})
-EVERY_EPISODE = frozenset({"ucbvi", "ucbvi-jdp", "ucbvi-ldp"})
-ADVERSARIAL = frozenset({"uc-o-reps", "uob-lbps", "uniform"})
 
 TOO_SLOW = f"not run above K = {LARGE_K:,}: it updates in every episode, so its time grows with K"
 LEFT_OUT = f"left out above K = {LARGE_K:,} for time; that K compares PE with SDP-PE only"
@@ -52,26 +48,6 @@ NOTE_BANDIT = (
     " The literal Eq. 4.1 is biased: it counts a loss where none was seen."
 )
 SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 1 only, for time"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run without its seed. epsilon is None without privacy; `options` are for the learner."""
-
-    learner: str
-    environment: str
-    parameters: Parameters
-    K: int
-    epsilon: float | None
-    calibration: str
-    constants: str = "practical"
-    options: Parameters = ()
-    beta: float = BETA
-
-    @property
-    def key(self) -> str:
-        """16 hexadecimal digits that identify this run."""
-        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +229,7 @@ def _against_K(grid: tuple[int, ...], last: int) -> tuple[Curve, ...]:
     for line in RIVERSWIM_LINES:
         shown = [K for K in grid if line in BEYOND or K in range(last + 1)]
         runs = tuple(line.run(RIVERSWIM, K, 1.0) for K in shown)
-        reason = TOO_SLOW if line.learner in EVERY_EPISODE else LEFT_OUT
+        reason = TOO_SLOW if line.learner in PER_EPISODE else LEFT_OUT
         absent = tuple((float(K), reason) for K in grid if K not in shown)
         curves.append(Curve(line, runs, tuple(map(float, shown)), absent))
     return tuple(curves)

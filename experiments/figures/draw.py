@@ -41,14 +41,25 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> None:
     """Writes stem.png and stem.svg; the same numbers give the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415  (half a second, and only here)
+
+    with mpl.rc_context({"svg.hashsalt": figure.name}):
+        canvas = canvas_of(figure, series, seeds)
+        _save_png(canvas, stem.with_suffix(".png"))
+        canvas.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+
+
+def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
+    """Returns the figure drawn. Panels of one environment share an axis of regret."""
+    import matplotlib as mpl  # noqa: PLC0415
     from matplotlib.figure import Figure as Blank  # noqa: PLC0415
 
-    with mpl.rc_context({"svg.hashsalt": figure.name, "font.size": 9}):
+    with mpl.rc_context({"font.size": 9}):
         canvas = Blank(figsize=(9.6, 6.0), layout="constrained")
         panels: dict[str, list[Series]] = {}
         for curve in series:
             panels.setdefault(curve.line.panel, []).append(curve)
-        every = canvas.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        worlds = {str(point.run.environment) for curve in series for point in curve.points}
+        every = canvas.subplots(1, len(panels), sharey=len(worlds) == 1, squeeze=False)[0]
         for axes, (panel, curves) in zip(every, panels.items(), strict=True):
             for number, curve in enumerate(curves):
                 _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
@@ -61,8 +72,7 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
         else:
             _legend(every[-1], curves)
         canvas.supxlabel(caption(figure, series), x=0.01, ha="left", fontsize=6.5, color="0.3")
-        _save_png(canvas, stem.with_suffix(".png"))
-        canvas.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+    return canvas
 
 
 def legend_label(curve: Series) -> str:

@@ -22,8 +22,9 @@ from riffle.common.protocol.errors import LocalError
 from riffle.experiments.bands import METHOD
 from riffle.experiments.figures.catalogue import Figure, figures
 from riffle.experiments.figures.draw import X_LABELS, draw
-from riffle.experiments.figures.series import Point, Row, Rows, Series, code_digest, gather
-from riffle.experiments.figures.sweep import Backend, Job, sweep
+from riffle.experiments.figures.series import Point, Series, gather
+from riffle.experiments.presets import label_of
+from riffle.experiments.sweep import Backend, Job, Row, Rows, Run, code_digest, sweep
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 
@@ -34,7 +35,7 @@ def write(
     """Writes all files of a figure and returns its manifest; `about` says how it was computed."""
     stem = folder / figure.name
     _csv(stem.with_suffix(".csv"), _band_rows(series))
-    _csv(folder / f"{figure.name}-seeds.csv", _seed_rows(series))
+    _csv(folder / f"{figure.name}-seeds.csv", seed_rows(series))
     draw(figure, series, seeds, stem)
     stem.with_suffix(".md").write_text(table(figure, series, seeds))
     document = manifest(figure, series, seeds) | about
@@ -69,7 +70,6 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         *(f"{unit} = {x:,.10g}" for x in columns),
         "switches",
         "within 5 % of V*",
-        "s / run",
     ]
     constants = [
         [
@@ -98,7 +98,7 @@ def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
     absent = "not computed"
     cells = [_cell(at[x]) if x in at and at[x].rows else absent for x in columns]
     if not curve.computed:
-        return [curve.line.label, *cells, "", "", ""]
+        return [curve.line.label, *cells, "", ""]
     last = curve.computed[-1]
     switches, share = last.switches, last.within_5_percent
     return [
@@ -106,7 +106,6 @@ def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
         *cells,
         "every episode" if switches is None else f"{switches.mean:,.0f}",
         "" if share is None else f"{share:.0%}",
-        f"{last.seconds:.2f}",
     ]
 
 
@@ -131,7 +130,12 @@ def _curve(curve: Series) -> dict[str, Any]:
 
 
 def _run(point: Point) -> dict[str, Any]:
-    run = asdict(point.run) | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
+    fields = {name: getattr(point.run, name) for name in Run.__dataclass_fields__}
+    fields |= {
+        "learner": label_of(point.run.learner),
+        "environment": label_of(point.run.environment),
+    }
+    run = fields | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
     return run | ({"seconds": point.seconds} if point.rows else {})
 
 
@@ -149,16 +153,22 @@ def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+def seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
+    """Yields one row for each run and seed: what was run, and its results."""
     for curve in series:
         for point in curve.computed:
             for row in point.rows:
                 yield {
                     "curve": curve.line.label,
                     "x": point.x,
+                    "learner": label_of(point.run.learner),
+                    "environment": label_of(point.run.environment),
+                    "episodes": point.run.K,
+                    "epsilon": point.run.epsilon,
+                    "trust": point.run.trust,
                     "seed": row.seed,
-                    "regret": row.regret[-1],
-                    "switches": row.switches,
+                    "regret": row.regret,
+                    "switches": row.policy_switches,
                     "value_share": row.value_share,
                 }
 

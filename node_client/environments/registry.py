@@ -224,7 +224,7 @@ def _is_range(ends: object) -> bool:
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
     """RiverSwim: a current to the left, a small reward there, a large one at the right end."""
-    return TabularEnvironment(riverswim(states, horizon))
+    return TabularEnvironment(riverswim(states, horizon), ("left", "right"))
 
 
 def _bandit(

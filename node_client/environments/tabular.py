@@ -9,6 +9,7 @@ An environment draws only from the given randomness. So the same one serves depl
 system's CSPRNG), the test entry point and the simulator (keyed streams).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -121,13 +122,17 @@ class Modelled(Protocol):
 
 
 class TabularEnvironment:
-    """Runs episodes of a `TabularMDP`, without early ends. The reward of a step is its mean."""
+    """Runs episodes of a `TabularMDP`, without early ends. The reward of a step is its mean.
+
+    ``action_names`` are for people who read a policy.
+    """
 
     reward_range = (0.0, 1.0)
     absorbing = None
 
-    def __init__(self, mdp: TabularMDP) -> None:
+    def __init__(self, mdp: TabularMDP, action_names: Sequence[str] = ()) -> None:
         self.mdp = mdp
+        self.action_names = tuple(action_names)
         self.sizes = mdp.sizes
         self._start = np.cumsum(mdp.d1)
         self._next = np.cumsum(mdp.P, axis=-1)

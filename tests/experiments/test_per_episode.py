@@ -14,7 +14,6 @@ from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.learning.ucbvi_parameters import Bonus, BonusName
 from riffle.experiments.per_episode import (
-    BATCHED,
     PER_EPISODE,
     Result,
     Setting,
@@ -132,22 +131,6 @@ def test_one_episode_is_enough_and_has_no_noise_to_draw() -> None:
         assert run(name, riverswim(), 1).episodes.tolist() == [1]
 
 
-@pytest.mark.parametrize("name", BATCHED)
-def test_batched_learners_return_the_same_kind_of_result(name: str) -> None:
-    K = 6_000
-    result = run(name, riverswim(X=3, H=3), K, checkpoints=[1_000, 3_000])
-    assert result.episodes.tolist() == [1_000, 3_000, K]
-    assert (np.diff(result.cumulative) >= 0).all()
-    assert result.learner == name
-    assert ("epsilon" in result.constants) == (name != "pe")
-    assert result.switches < 100
-
-
-def test_policy_elimination_without_noise_loses_little() -> None:
-    totals = [run("pe", riverswim(), 20_000, seed=seed).total for seed in range(2)]
-    assert np.mean(totals) < 1_800
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -195,10 +178,3 @@ def test_the_oracles_episodes_follow_the_mdp() -> None:
 def test_the_oracle_of_a_setting_has_its_number_of_episodes() -> None:
     setting = Setting("ucbvi-ldp", riverswim(), 40, 1.0, 1e-5, 0, "tight", Bonus())
     assert learner_of(setting).K == 40
-
-
-def test_noise_beyond_the_services_default_length_is_simulated() -> None:
-    """At K = 20,000 the papers' noise takes 7,612 messages a report; the services allow 4,096."""
-    mdp = riverswim()
-    result = run("sdp-pe", mdp, 20_000, calibration="paper")
-    assert 0 < result.total < optimal_value(mdp) * 20_000

@@ -1,23 +1,26 @@
 """A study and the figures run the same learners on the same draws."""
 
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
 import pytest
 
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments import per_episode
-from riffle.experiments.study import (
-    CALIBRATIONS,
-    Study,
-    band,
-    optimal_survives,
-    run_seed,
-    share,
-    study,
-)
-from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.experiments.bands import band, share
+from riffle.experiments.presets import Preset
+from riffle.experiments.research import Result
+from riffle.experiments.study import CALIBRATIONS, SeedResult, optimal_survives, run_seed
+from riffle.experiments.sweep import Backend, Run, compute, run_jobs
+from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 
-RIVERSWIM = {"states": 4, "horizon": 3}
+RIVERSWIM: dict[str, Parameter] = {"states": 4, "horizon": 3}
 K = 1_000
+
+
+def result_of(chosen: RunSpec, seed: int) -> SeedResult:
+    return run_seed(Preset(chosen, RIVERSWIM), seed)
 
 
 def spec(learner: str, calibration: str = "exact") -> RunSpec:
@@ -43,26 +46,44 @@ def spec(learner: str, calibration: str = "exact") -> RunSpec:
 def test_a_study_is_the_run_that_figures_show(learner: str, calibration: str) -> None:
     if calibration == "paper" and learner.startswith("sdp-pe"):
         pytest.skip("the papers' noise refuses batches this small")
-    mdp = exact_mdp(make("RiverSwim-v0", **RIVERSWIM))
-    here = run_seed(spec(learner, calibration), dict(RIVERSWIM), 3)
-    there = per_episode.run(
-        learner, mdp, K, epsilon=1.0, beta=1e-5, seed=3, calibration=CALIBRATIONS[calibration]
-    )
-    assert here.regret == pytest.approx(there.total)
-    assert here.policy_switches == there.switches
-    assert here.constants["delta"] == there.constants["delta"]
+    here = result_of(spec(learner, calibration), 3)
+    world = tuple(RIVERSWIM.items())
+    run = Run(learner, "RiverSwim-v0", world, K, 1.0, str(CALIBRATIONS[calibration]))
+    assert replace(here, seconds=0.0) == replace(compute(run, 3), seconds=0.0)
 
 
-def test_seeds_come_in_order_and_two_studies_agree() -> None:
-    seen: list[int] = []
-    first = study(
-        spec("ucbvi"), dict(RIVERSWIM), 3, workers=1, on_result=lambda r: seen.append(r.seed)
+@pytest.mark.parametrize("learner", ["pe", "sdp-pe", "sdp-pe-conference"])
+def test_a_curve_rises_to_the_regret(learner: str) -> None:
+    result = result_of(spec(learner).model_copy(update={"episodes": 6_000}), 0)
+    assert (len(result.episodes), result.episodes[-1]) == (100, 6_000)
+    assert (np.diff(result.cumulative) >= 0).all()
+    assert result.cumulative[-1] == pytest.approx(result.regret)
+    assert ("epsilon" in result.constants) == (learner != "pe")
+
+
+def test_policy_elimination_without_noise_loses_little() -> None:
+    world = (("states", 4), ("horizon", 6))
+    run = Run("pe", "RiverSwim-v0", world, 20_000, None)
+    assert np.mean([compute(run, seed).regret for seed in range(2)]) < 1_800
+
+
+def test_noise_beyond_the_services_default_length_is_simulated() -> None:
+    """At K = 20,000 the papers' noise takes 7,612 messages a report; the services allow 4,096."""
+    world = (("states", 4), ("horizon", 6))
+    result = compute(Run("sdp-pe", "RiverSwim-v0", world, 20_000, 1.0, "paper"), 0)
+    assert 0 < result.regret < result.optimal_value * 20_000
+
+
+def test_seeds_come_in_order_and_processes_change_nothing() -> None:
+    chosen = Preset(spec("ucbvi"), RIVERSWIM)
+    one, two = (
+        list(run_jobs(partial(run_seed, chosen), range(3), Backend(workers=workers)))
+        for workers in (1, 2)
     )
-    assert seen == [0, 1, 2]
-    second = study(spec("ucbvi"), dict(RIVERSWIM), 3, workers=2)
-    assert [r.regret for r in first.results] == [r.regret for r in second.results]
-    document = first.as_dict()
-    assert document["regret_mean"] == pytest.approx(sum(r.regret for r in first.results) / 3)
+    assert [result.seed for result in two] == [0, 1, 2]
+    assert [result.regret for result in one] == [result.regret for result in two]
+    document = Result(chosen, tuple(one)).summary
+    assert document["regret_mean"] == pytest.approx(sum(r.regret for r in one) / 3)
     assert "seed" not in document["constants"]
 
 
@@ -76,12 +97,12 @@ def test_the_shares_show_whether_the_optimal_policy_survives() -> None:
     known = {}
     for scale in (0.0, 1e6):
         chosen = spec("sdp-pe").model_copy(update={"options": {"radius_scale": scale}})
-        results = [run_seed(chosen, dict(RIVERSWIM), seed) for seed in range(3)]
-        known[scale] = Study(chosen, tuple(results)).as_dict()
+        results = [result_of(chosen, seed) for seed in range(3)]
+        known[scale] = Result(Preset(chosen, RIVERSWIM), tuple(results)).summary
     assert known[1e6]["share_optimal_survives"] == 1
     assert known[1e6]["share_eliminated"] == 0
     assert known[0.0]["share_eliminated"] == 1
     assert known[0.0]["share_optimal_survives"] < 1
     assert optimal_survives(Registry().build(spec("sdp-pe")), mdp)
-    other = run_seed(spec("ucbvi"), dict(RIVERSWIM), 0)
+    other = result_of(spec("ucbvi"), 0)
     assert (other.optimal_survives, share([other.eliminated])) == (None, None)

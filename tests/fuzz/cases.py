@@ -46,7 +46,8 @@ from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec, read_document
 from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import EVENT_STREAM, Operator
-from riffle.experiments.figures.series import Row, Rows
+from riffle.experiments.study import SeedResult
+from riffle.experiments.sweep import Row, Rows
 from riffle.node_client.environments.builtin import load_mdp
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.store.vault import BatchSecret, Vault
@@ -196,9 +197,8 @@ EVENTS = b'id: 1\nevent: run_started\ndata: {"run": "1", "at": 1.5}\n\n' + (
     b'id: 2\nevent: run_finished\ndata: {"run": "1", "at": 2}\n\n'
 )
 RUNS = document(runs=[{"id": ID, "name": "a run"}])
-ROW = json.dumps(
-    asdict(Row("a run", 3, "0" * 16, None, (1.0,), (0.5,), constants={"c": 1}))
-).encode()
+RESULT = SeedResult(3, 0.5, 0.5, 0.4, 2, 10, 0.1, [[0]], {"c": 1}, episodes=(1.0,))
+ROW = json.dumps(asdict(Row("a run", 3, "0" * 16, result=RESULT))).encode()
 
 
 class NotCountedError(Exception):

@@ -14,6 +14,7 @@ from riffle.coordinator.learners.registry import Registry, batches
 from riffle.coordinator.learning.learner import Deployment, LearnerError
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.specs import RunSpec
+from riffle.experiments.presets import Preset
 from riffle.experiments.study import run_seed
 from riffle.node_client.environments.registry import make
 from tests.coordinator.calls import Api, problem
@@ -97,7 +98,7 @@ def test_the_simulator_reports_it_too(name: str, says: str) -> None:
     run_spec = riverswim(learner="mine")
     expected = says.replace("(2, 2)", "(3, 4)").replace("size 2", "size 3")
     with pytest.raises(RemoteError) as caught:
-        run_seed(run_spec, {"horizon": 3}, 0, files(name))
+        run_seed(Preset(run_spec, {"horizon": 3}, learners=files(name)), 0)
     assert caught.value.detail.startswith("mine: ")
     assert expected in caught.value.detail
 

@@ -22,6 +22,7 @@ from riffle.coordinator.learning.ucbvi_shuffle import (
     UCBVIShuffle,
     batch_sizes,
 )
+from riffle.experiments.presets import Preset
 from riffle.experiments.simulator import Mechanism, Run, simulate
 from riffle.experiments.study import run_seed
 from riffle.node_client.environments.registry import Parameter
@@ -173,5 +174,5 @@ def test_it_loses_less_than_sdp_pe_did_on_riverswim() -> None:
     """
     asked = spec("ucbvi-shuffle").model_copy(update={"states": 4, "horizon": 6, "episodes": 20_000})
     world: dict[str, Parameter] = {**RIVERSWIM, "states": 4, "horizon": 6}
-    regrets = [run_seed(asked, world, seed).regret for seed in range(8)]
+    regrets = [run_seed(Preset(asked, world), seed).regret for seed in range(8)]
     assert float(np.mean(regrets)) < 2_300

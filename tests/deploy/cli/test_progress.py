@@ -45,11 +45,27 @@ def test_steps_print_a_line_now_and_then_off_a_terminal(capsys: pytest.CaptureFi
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        "seeds: 1 of 10, about 18 s left",
+        "seeds: 1 of 10",
         "seeds: 4 of 10, about 12 s left",
         "seeds: 7 of 10, about 6 s left",
         "seeds: 10 of 10",
     ]
+
+
+def test_time_left_leaves_out_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes compile for 90 s; each then takes 5 s a seed."""
+    now = 0.0
+    with steps("seeds", 40, clock=lambda: now) as shown:
+        for moment in (95.0, 95.1, *(100.0 + 5 * (i // 2) for i in range(38))):
+            now = moment
+            shown.step()
+    lines = capsys.readouterr().err.splitlines()
+    left = {
+        int(n): int(s) for n, s in re.findall(r": (\d+) of 40, about (\d+) s", "\n".join(lines))
+    }
+    assert min(left) > 5
+    for done, seconds in left.items():
+        assert seconds == pytest.approx(2.5 * (40 - done), rel=0.35)
 
 
 def test_long_step_prints_lines_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +99,10 @@ def test_simulate_prints_its_progress(learner: str, every_step: None) -> None:
     words = ("--seeds", "2", "--workers", "1", "--format", "json")
     result = riffle("simulate", "--learner", learner, *SIMULATED[learner], *words)
     assert json.loads(result.stdout)["seeds"] == 2
-    first, last = result.stderr.splitlines()
-    assert re.fullmatch(r"seeds: 1 of 2, about \d+ s left", first)
-    assert last == "seeds: 2 of 2"
+    *announced, first, last = result.stderr.splitlines()
+    assert (first, last) == ("seeds: 1 of 2", "seeds: 2 of 2")
+    compiled = f"compiling {learner}, unless an earlier run did; this takes a while"
+    assert announced == ([] if learner == "sdp-pe" else [compiled])
 
 
 @pytest.mark.parametrize("learner", SIMULATED)

@@ -9,13 +9,12 @@ from riffle.experiments.adversaries import Adversary
 from riffle.experiments.figures.catalogue import (
     ADVERSARIES,
     EPSILONS,
-    NOT_PRIVATE,
     Figure,
-    Parameters,
-    Run,
     figures,
 )
 from riffle.experiments.figures.write import select_figures
+from riffle.experiments.study import NOT_PRIVATE
+from riffle.experiments.sweep import Parameters, Run
 
 FIGURES = figures()
 NAMES = {"fig6a", "fig6b", "fig6c", "fig7", "fig8"}

@@ -12,8 +12,10 @@ import pytest
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
 from riffle.experiments.figures.draw import caption, draw, legend_label
-from riffle.experiments.figures.series import Row, Rows, Series, gather, merge_constants
+from riffle.experiments.figures.series import Series, gather, merge_constants
 from riffle.experiments.figures.write import make, table
+from riffle.experiments.study import SeedResult
+from riffle.experiments.sweep import Row, Rows
 from tests.experiments.figures.worlds import LINE, SHOWN, forced, order, run_of, small_figure
 
 PNG_LIMIT = 100_000
@@ -132,8 +134,10 @@ def example_figure(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ..
     for i, curve in enumerate(curves):
         for j, run in enumerate(curve.runs):
             for seed in range(2):
-                row = Row(run.key, seed, "code", None, (1.0, 2.0), (1.0, 10.0 * (i + 1) + seed),
-                          i * 100 + j, 0.99, 50.0, 0.1, {"c": j})  # fmt: skip
+                total, V, switches = 10.0 * (i + 1) + seed, 50.0 / run.K, i * 100 + j
+                result = SeedResult(seed, total, V, 0.99 * V, switches, 0, 0.1, [], {"c": j},
+                                    episodes=(1.0, 2.0), cumulative=(1.0, total))  # fmt: skip
+                row = Row(run.key, seed, "code", result=result)
                 if (i, j, seed) == (1, 1, 1):
                     row = Row(run.key, seed, "code", "no")
                 store.append(row)
@@ -186,7 +190,7 @@ def test_the_caption_says_once_what_curves_share(tmp_path: Path) -> None:
 def test_a_table_counts_seeds_and_names_absent_points(tmp_path: Path) -> None:
     figure, series = example_figure(tmp_path, "epsilon")
     text = table(figure, series, 2)
-    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% | 0.10 |" in text
+    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% |" in text
     assert "| SDP-PE | 2: 1 of 2 seeds: no |" in text
     assert "| SDP-PE | 9: too slow |" in text
     assert "c=0 / 1" in text

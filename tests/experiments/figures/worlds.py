@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from riffle.experiments.figures.catalogue import LINES, RIVERSWIM, Curve, Figure, Line, Run
-from riffle.experiments.figures.sweep import Backend
+from riffle.experiments.figures.catalogue import LINES, RIVERSWIM, Curve, Figure, Line
 from riffle.experiments.figures.write import Order
+from riffle.experiments.sweep import Backend, Run
 
 K = 300
 HERE = Backend("loky", workers=1)

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from riffle.common.protocol.errors import LocalError
-from riffle.experiments.figures import series as rows_module
-from riffle.experiments.figures import sweep as sweep_module
+from riffle.experiments import sweep as sweep_module
 from riffle.experiments.figures.catalogue import figures
-from riffle.experiments.figures.series import Row, Rows, code_digest
-from riffle.experiments.figures.sweep import Backend, compute, execute, sweep
 from riffle.experiments.figures.write import make
+from riffle.experiments.sweep import Backend, Row, Rows, code_digest, compute, execute, sweep
 from tests.experiments.figures.worlds import HERE, LINE, order, run_of, small_figure
 
 JOBS = [(run, seed) for run in small_figure().runs for seed in range(2)]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def ignore(_: object) -> None:
@@ -29,7 +27,11 @@ def ignore(_: object) -> None:
 
 def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
     documents = [json.loads(line) for line in file.read_text().splitlines()]
-    return {(d["key"], d["seed"]): tuple(d["regret"]) for d in documents}
+    return {(d["key"], d["seed"]): _curve(d["result"]) for d in documents}
+
+
+def _curve(result: dict[str, list[float]] | None) -> tuple[float, ...]:
+    return () if result is None else tuple(result["cumulative"])
 
 
 @pytest.mark.long
@@ -41,16 +43,16 @@ def test_every_catalogued_learner_can_be_computed() -> None:
     for learner, run in smallest.items():
         known = figures(quick=True)[small.get(learner, "fig7")].runs
         done = compute(next(r for r in known if r.learner == run.learner), 0)
-        assert len(done.episodes) == len(done.regret) > 0
+        assert len(done.episodes) == len(done.cumulative) > 0
         assert done.constants
-        assert (done.switches is None) == (learner in small)
+        assert (done.policy_switches is None) == (learner in small)
 
 
 def test_a_refused_run_becomes_a_row_with_its_reason() -> None:
-    row = execute(run_of(LINE["SDP-PE, papers' noise"]), 0)
+    row = execute("key", (run_of(LINE["SDP-PE, papers' noise"]), 0))
     assert row.reason is not None
     assert "messages" in row.reason
-    assert row.regret == ()
+    assert row.result is None
 
 
 def test_a_rerun_continues_where_it_stopped(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_rows_of_other_code_are_not_mixed_in(
 ) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     sweep(JOBS[:1], rows, HERE, ignore)
-    monkeypatch.setattr(rows_module, "code_digest", lambda: "other")
+    monkeypatch.setattr(sweep_module, "code_digest", lambda: "other")
     with pytest.raises(LocalError, match="--force"):
         sweep(JOBS[:1], rows, HERE, ignore)
     sweep(JOBS[1:1], rows, HERE, ignore)  # not asked for: not in the way
@@ -94,7 +96,7 @@ def test_a_worker_with_other_code_is_refused(
 ) -> None:
     monkeypatch.setattr(sweep_module, "code_digest", lambda: "other")
     worker = Row("key", 0, "its own")
-    monkeypatch.setattr(sweep_module, "_compute_all", lambda *_: iter([worker]))
+    monkeypatch.setattr(sweep_module, "run_jobs", lambda *_, **__: iter([worker]))
     with pytest.raises(LocalError, match="a worker has other code"):
         sweep(JOBS, Rows(tmp_path / "rows.jsonl"), HERE, ignore)
 
@@ -116,12 +118,13 @@ def test_a_backend_and_its_address_belong_together(
 
 
 def test_the_error_names_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = {"numba", "distributed"}
-    monkeypatch.setattr(sweep_module, "find_spec", lambda name: None if name in missing else 1)
-    with pytest.raises(LocalError, match=r"need numba: pip install 'riffle-rl\[experiments\]'"):
-        Backend("loky")
-    with pytest.raises(LocalError, match="numba and distributed"):
+    monkeypatch.setattr(sweep_module, "find_spec", lambda name: None)
+    with pytest.raises(LocalError, match=r"dask and distributed: pip install 'riffle-rl\[exp"):
         Backend("dask", 1, "tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "riffle.coordinator.learning.ucbvi", None)
+    monkeypatch.delattr("riffle.coordinator.learning.ucbvi", raising=False)
+    with pytest.raises(LocalError, match=r"install riffle-rl\[experiments\]"):
+        execute("key", (run_of(LINE["UCBVI, not private"]), 0))
 
 
 def test_an_unreachable_scheduler_is_reported(

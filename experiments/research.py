@@ -1,0 +1,412 @@
+"""The simulator from Python, as ``riffle.simulate`` and ``riffle.sweep``, and their results.
+
+Both work in notebooks and in scripts, with or without a main guard. An environment is a name, an
+environment of Riffle's or Gymnasium's interface, or a function or class that makes one. A learner
+is a name or a class, such as a subclass of `OwnLearner`. Either may stand in a pair with its
+parameters: ``("RiverSwim-v0", {"states": 6})``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from riffle.common.mechanism.parameters import Trust
+from riffle.common.process.plugins import is_file_reference, unknown_name
+from riffle.common.process.tables import csv_text
+from riffle.common.protocol.errors import RemoteError
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.specs import MANUAL
+from riffle.experiments.bands import METHOD, band, share, student_band
+from riffle.experiments.figures.catalogue import Curve, Figure, Kind, Line
+from riffle.experiments.figures.draw import canvas_of
+from riffle.experiments.figures.series import Series, gather
+from riffle.experiments.figures.write import seed_rows, table, write
+from riffle.experiments.per_episode import PER_EPISODE, checked
+from riffle.experiments.presets import Preset, label_of
+from riffle.experiments.study import (
+    ADVERSARIAL,
+    CALIBRATIONS,
+    NOT_PRIVATE,
+    SeedResult,
+    case_of,
+)
+from riffle.experiments.sweep import BETA, Backend, Parameters, Rows, Run, compute, run_jobs
+from riffle.experiments.sweep import sweep as run_all
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+SWEEP = "sweep"
+DASHES: dict[Trust, str] = {"shuffle": "-", "central": "--", "local": ":"}
+AT_EQUAL_PRIVACY = (
+    "Every private curve gives each user the same epsilon and beta = {beta:g}, for replacing one "
+    "user. Its noise is the least that is proved to do so. Not private: {free}."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegretCurve:
+    """Mean regret at ``episodes`` and its band [low, high], four arrays (c,)."""
+
+    episodes: FloatArray
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The results of one run over its seeds. Bands are 95 % Student t intervals of the mean."""
+
+    chosen: Preset
+    results: tuple[SeedResult, ...]
+
+    @property
+    def curve(self) -> RegretCurve:
+        """The regret over time; arrays are empty if the environment's probabilities are unknown."""
+        band = student_band([result.cumulative for result in self.results])
+        return RegretCurve(np.array(self.results[0].episodes), band.mean, band.low, band.high)
+
+    @property
+    def per_seed(self) -> list[dict[str, Any]]:
+        """One row for each seed: its regret, the learned policy's value, cost."""
+        names = ("seed", "regret", "policy_value", "value_share", "policy_switches", "messages")
+        return [{name: getattr(result, name) for name in names} for result in self.results]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Means with bands, under the keys that ``riffle simulate`` documents."""
+        last = self.results[-1]
+        return {
+            **(self._case() if self.chosen.spec.learner in ADVERSARIAL else self._run()),
+            "seconds": sum(r.seconds for r in self.results),
+            "constants": {
+                # Without privacy, epsilon is infinite, which JSON cannot express.
+                name: "infinity" if value == math.inf else value
+                for name, value in last.constants.items()
+                if name != "seed"
+            },
+        }
+
+    def to_frame(self) -> Any:  # noqa: ANN401  (a pandas.DataFrame, if pandas is installed)
+        """Returns a `pandas.DataFrame` of all curves, with a row for each seed and checkpoint.
+
+        Raises ImportError if pandas is not installed.
+        """
+        return frame(self._curve_rows())
+
+    def plot(self, axes: Axes | None = None, label: str | None = None) -> Axes:
+        """Draws the mean regret over time and its band into ``axes``, by default the current ones.
+
+        Raises ValueError if the environment's probabilities are unknown: it then has no regret.
+        """
+        if not self.results[0].episodes:
+            raise ValueError("there is no regret: this environment shows no probabilities")
+        if axes is None:
+            import matplotlib.pyplot as plt  # noqa: PLC0415  (slow to import)
+
+            axes = plt.gca()
+        curve, spec = self.curve, self.chosen.spec
+        axes.plot(curve.episodes, curve.mean, label=label or spec.learner)
+        axes.fill_between(curve.episodes, curve.low, curve.high, alpha=0.2, lw=0)
+        axes.set(xlabel="episodes", ylabel="cumulative regret")
+        axes.legend()
+        return axes
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes ``summary.json``, ``seeds.csv`` and ``curves.csv`` into a folder; returns it."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "summary.json").write_text(json.dumps(self.summary, indent=2) + "\n")
+        (place / "seeds.csv").write_text(csv_text(self.per_seed))
+        (place / "curves.csv").write_text(csv_text(self._curve_rows(), ("seed", "episode")))
+        return place
+
+    def _curve_rows(self) -> list[dict[str, Any]]:
+        spec = self.chosen.spec
+        run = {"learner": spec.learner, "environment": spec.environment, "epsilon": spec.epsilon}
+        return [
+            {**run, "seed": result.seed, "episode": int(episode), "regret": regret}
+            for result in self.results
+            for episode, regret in zip(result.episodes, result.cumulative, strict=True)
+        ]
+
+    def _run(self) -> dict[str, Any]:
+        spec, last = self.chosen.spec, self.results[-1]
+        return {
+            "learner": spec.learner,
+            "preset": spec.preset,
+            "calibration": CALIBRATIONS[spec.calibration],
+            "environment": spec.environment,
+            "episodes": spec.episodes,
+            "epsilon": spec.epsilon,
+            "beta": spec.beta,
+            "trust": spec.trust,
+            "families": last.constants.get("families", "not private"),
+            "seeds": len(self.results),
+            **self._exact_values(),
+            "share_optimal_survives": share([r.optimal_survives for r in self.results]),
+            "share_eliminated": share([r.eliminated for r in self.results]),
+            "policy_switches": max(r.policy_switches or 0 for r in self.results),
+            "messages": max(r.messages for r in self.results),
+        }
+
+    def _case(self) -> dict[str, Any]:
+        case = case_of(self.chosen)
+        mean, interval = band([result.regret for result in self.results])
+        recorded = ("adversary", "K", "epsilon", "beta", "privacy", "calibration")
+        names = {"K": "episodes"}
+        return {
+            "learner": case.name,
+            "environment": case.environment,
+            **{names.get(name, name): getattr(case, name) for name in recorded},
+            "seeds": len(self.results),
+            "regret_mean": mean,
+            "regret_ci": interval,
+            "regret_ci_method": METHOD,
+            "regret_uniform_mean": float(np.mean([r.uniform_regret for r in self.results])),
+        }
+
+    def _exact_values(self) -> dict[str, Any]:
+        """Returns regret and values, as null if the environment's probabilities are unknown."""
+        best = self.results[-1].optimal_value
+        mean, interval = band([result.regret for result in self.results])
+        values = [result.policy_value for result in self.results]
+        exact = {
+            "regret_mean": mean,
+            "regret_ci": interval,
+            "regret_ci_method": METHOD,
+            "regret_ceiling": best * self.chosen.spec.episodes,
+            "optimal_value": best,
+            "policy_value_mean": float(np.mean(values)),
+            "policy_value_min": min(values),
+            "share_within_5_percent": share([r.within_5_percent for r in self.results]),
+        }
+        return dict.fromkeys(exact) if math.isnan(best) else exact
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:  # noqa: ANN401
+    """Returns rows as a `pandas.DataFrame`. Raises ImportError if pandas is not installed."""
+    try:
+        import pandas as pd  # noqa: PLC0415  (optional)
+    except ImportError as error:
+        text = "to_frame needs pandas, which is not installed: pip install pandas"
+        raise ImportError(text) from error
+    return pd.DataFrame(rows)
+
+
+def simulate(
+    env: object,
+    learner: object = "sdp-pe",
+    *,
+    epsilon: float = 1.0,
+    episodes: int = 10_000,
+    seeds: int = 10,
+    beta: float = BETA,
+    trust: Trust = "shuffle",
+    calibration: Literal["tight", "paper", "conference"] = "tight",
+    constants: Literal["practical", "paper"] = "practical",
+    workers: int | None = None,
+) -> Result:
+    """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1.
+
+    ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
+    ``workers`` processes run the seeds, by default one a core. What the environment declares of its
+    structure is used as on the services. An environment without known probabilities is simulated
+    user by user; its results have no regret.
+
+    Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
+    too small for the guarantee; the message names the value and says what to change.
+    """
+    run = Run(
+        *_pair(learner)[:1],
+        *_pair(env)[:1],
+        _pair(env)[1],
+        episodes,
+        None if _pair(learner)[0] in NOT_PRIVATE else epsilon,
+        calibration,
+        constants,
+        _pair(learner)[1],
+        beta,
+        trust,
+        declared=constants == "practical",
+    )
+    check(run.chosen)
+    backend = Backend(workers=workers or os.cpu_count() or 1)
+    return Result(run.chosen, tuple(run_jobs(partial(compute, run), range(seeds), backend)))
+
+
+def check(chosen: Preset) -> None:
+    """Builds the learner once, so that a mistake is refused before any work.
+
+    Raises:
+        ValueError: there is no such learner.
+        RiffleError: the learner refuses an option. A batch that is too small is found later.
+    """
+    registry, name = chosen.registry(), chosen.spec.learner
+    known = sorted({*registry.names, *PER_EPISODE, *ADVERSARIAL} - {MANUAL})
+    if name not in known:
+        raise ValueError(unknown_name("simulated learner", name, known))
+    if name in ADVERSARIAL:
+        case_of(chosen)
+    elif name in PER_EPISODE:
+        spec = chosen.spec
+        checked(name, CALIBRATIONS[spec.calibration], spec.preset, spec.options)
+    else:
+        try:
+            registry.build(chosen.spec)
+        except RemoteError as error:
+            if error.slug != "batch-too-small":
+                raise
+
+
+# -- sweeps ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The results of a grid of runs, all at equal privacy."""
+
+    figure: Figure
+    series: tuple[Series, ...]
+    seeds: int
+
+    @property
+    def per_seed(self) -> list[dict[str, Any]]:
+        """One row for each run and seed: what was run, its regret, the learned policy's value."""
+        return list(seed_rows(self.series))
+
+    @property
+    def table(self) -> str:
+        """A Markdown table of the regret with its bands, and every constant."""
+        return table(self.figure, self.series, self.seeds)
+
+    def to_frame(self) -> Any:  # noqa: ANN401  (a pandas.DataFrame, if pandas is installed)
+        """Returns `per_seed` as a `pandas.DataFrame`; raises ImportError without pandas."""
+        return frame(self.per_seed)
+
+    def plot(self) -> Canvas:
+        """Returns a matplotlib figure: means with bands, one panel for each environment."""
+        return canvas_of(self.figure, self.series, self.seeds)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes CSV, picture, table and manifest into a folder, and returns it."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        write(self.figure, self.series, self.seeds, place, {})
+        return place
+
+
+def sweep(
+    env: object,
+    learner: object = "sdp-pe",
+    *,
+    epsilon: float | Sequence[float] = 1.0,
+    episodes: int | Sequence[int] = 10_000,
+    trust: Trust | Sequence[Trust] = "shuffle",
+    seeds: int = 10,
+    beta: float = BETA,
+    out: str | Path | None = None,
+    workers: int | None = None,
+    address: str | None = None,
+) -> Sweep:
+    """Simulates every combination of environments, learners, epsilons, episodes and trust models.
+
+    Each argument is as for `simulate`, or a list of such. A dictionary of environments or learners
+    gives them labels. With ``out``, a folder, results are kept there as they come: the same call
+    goes on after an interruption, and runs of other calls are used again. ``address`` is the
+    scheduler of a Dask cluster, where the runs are then computed.
+
+    Raises as `simulate`. A batch that is too small for the guarantee is a gap in the table.
+    """
+    figure = grid(env, learner, epsilon, episodes, trust, beta)
+    jobs = [(run, seed) for run in figure.runs for seed in range(seeds)]
+    if out is not None:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    rows = Rows(None if out is None else Path(out) / "rows.jsonl")
+    cores = workers or os.cpu_count() or 1
+    run_all(jobs, rows, Backend("dask" if address else "loky", cores, address), lambda _: None)
+    result = Sweep(figure, gather(figure, rows, seeds), seeds)
+    if out is not None:
+        result.save(out)
+    return result
+
+
+def grid(
+    env: object,
+    learner: object,
+    epsilon: float | Sequence[float],
+    episodes: int | Sequence[int],
+    trust: Trust | Sequence[Trust],
+    beta: float = BETA,
+) -> Figure:
+    """Returns a sweep as a figure: against epsilon if it has several values, or against K or time.
+
+    Raises as `simulate` does.
+    """
+    environments, learners = _labelled(env), _labelled(learner)
+    epsilons, Ks = _several(epsilon), _several(episodes)
+    kind: Kind = "epsilon" if len(epsilons) > 1 else "episodes" if len(Ks) > 1 else "time"
+    curves = []
+    for world, (environment, parameters) in environments.items():
+        for number, (name, (code, options)) in enumerate(learners.items()):
+            alone = code in PER_EPISODE or code in ADVERSARIAL or code in NOT_PRIVATE
+            for model in ("shuffle",) if alone else _several(trust):
+                for K in Ks if kind == "epsilon" else (None,):
+                    runs = tuple(
+                        Run(code, environment, parameters, K or k,
+                            None if code in NOT_PRIVATE else e,
+                            options=options, beta=beta, trust=model, declared=True)
+                        for e in epsilons for k in (Ks if K is None else (K,))
+                    )  # fmt: skip
+                    label = name if alone or len(_several(trust)) == 1 else f"{name}, {model}"
+                    label += f", K = {K:,}" if K is not None and len(Ks) > 1 else ""
+                    panel = world if len(environments) > 1 else ""
+                    label += f"; {panel}" if panel else ""
+                    line = Line(
+                        label, label_of(code), number % 10, dashes=DASHES[model], panel=panel
+                    )
+                    x = tuple(map(float, epsilons if kind == "epsilon" else Ks))
+                    curves.append(Curve(line, runs, x))
+                    check(runs[0].chosen)
+    free = ", ".join(sorted(NOT_PRIVATE & {label_of(code) for code, _ in learners.values()}))
+    note = AT_EQUAL_PRIVACY.format(beta=beta, free=free or "none")
+    title = f"{', '.join(environments)}: regret"
+    return Figure(SWEEP, title, kind, tuple(curves), note)
+
+
+def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401
+    """Splits an environment or learner, or a pair of it and its parameters."""
+    code, parameters = item if isinstance(item, tuple) else (item, {})
+    if isinstance(code, str) and is_file_reference(code):
+        path, _, name = code.rpartition(":")
+        code = f"{Path(path).resolve()}:{name}"
+    return code, tuple(parameters.items())
+
+
+def _labelled(items: Any) -> dict[str, tuple[Any, Parameters]]:  # noqa: ANN401
+    """Returns environments or learners by label."""
+    if isinstance(items, Mapping):
+        return {str(label): _pair(item) for label, item in items.items()}
+    pairs = [_pair(item) for item in (items if isinstance(items, list) else [items])]
+    labels = [
+        ", ".join([label_of(code), *(f"{k} = {v}" for k, v in parameters)])
+        for code, parameters in pairs
+    ]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"two have the same label among {labels}: give a dictionary of labels")
+    return dict(zip(labels, pairs, strict=True))
+
+
+def _several(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    return tuple(value) if isinstance(value, list | tuple | range) else (value,)

@@ -1,0 +1,344 @@
+"""Runs with many seeds, on this machine's cores or a Dask cluster, with results kept on disk.
+
+A job is a (`Run`, seed). Its draws are keyed by the seed, not by arrival, so every backend and
+order gives the same results. Long runs start first, so that all cores finish at about the same
+time. `Rows` holds the results: one line of JSON for each job, appended when the job ends. A row
+names the code that made it, and rows of different code are never mixed silently. If a crash cut the
+last line short, the line is dropped and its job runs again.
+
+joblib runs the jobs, because its processes need no main guard and take classes of a notebook.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from riffle.common.mechanism.parameters import Trust
+from riffle.common.process.plugins import Constructor, is_file_reference
+from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
+from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.coordinator.learning.learner import LearnerError
+from riffle.experiments import per_user
+from riffle.experiments.presets import Preset, customize, label_of, preset
+from riffle.experiments.study import ADVERSARIAL, CASE_OPTIONS, SeedResult, run_seed
+from riffle.node_client.environments.registry import FOLDER
+from riffle.node_client.environments.tabular import Modelled
+
+SHAPING = ("common", "coordinator", "experiments", "node_client")
+REFUSALS = frozenset({"invalid-spec", "batch-too-small"})
+"""Errors of a run itself. Other errors, such as a missing package, end the sweep."""
+UNDECLARED = {"support": False, "homogeneous": False}
+BETA = 1e-5
+
+Value = str | int | float | bool
+Parameters = tuple[tuple[str, Any], ...]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run without its seed. epsilon is None without privacy; `options` are for the learner.
+
+    Learner and environment are names, references to files, or Python objects. `declared`: what the
+    environment declares of its structure is used, as on the services; the papers declare nothing.
+    """
+
+    learner: str | Constructor
+    environment: object
+    parameters: Parameters
+    K: int
+    epsilon: float | None
+    calibration: str = "tight"
+    constants: str = "practical"
+    options: Parameters = ()
+    beta: float = BETA
+    trust: Trust = "shuffle"
+    declared: bool = False
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that identify this run, and the caller's own code in it."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields |= {"learner": identity(self.learner), "environment": identity(self.environment)}
+        fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]
+        return _digest(json.dumps(fields).encode())
+
+    @property
+    def chosen(self) -> Preset:
+        """The run with the sizes and declarations of its environment.
+
+        Raises as `experiments.presets.customize`.
+        """
+        parameters, options = dict(self.parameters), dict(self.options)
+        if self.learner in ADVERSARIAL:  # LayeredMDP-v0 takes the adversary as a parameter, too
+            options |= {name: parameters.pop(name) for name in CASE_OPTIONS if name in parameters}
+        exact = self.calibration in {"tight", "correct"}
+        return customize(
+            preset("riverswim"),
+            self.learner,
+            self.environment,
+            parameters=parameters,
+            constants={**({} if self.declared else UNDECLARED), **options},
+            changes={
+                "episodes": self.K,
+                "epsilon": self.epsilon,
+                "beta": self.beta,
+                "trust": self.trust,
+                "calibration": "exact" if exact else self.calibration,
+                "preset": self.constants,
+                "dishonest_fraction": 0.0,
+                "max_messages": MAX_MESSAGES,  # no report is sent, so its length does not matter
+            },
+        )
+
+
+def identity(part: object) -> str:
+    """Returns a name for a learner or an environment, with a digest of the caller's own code.
+
+    Raises ValueError if the code cannot be read, because results of other code could be mixed in.
+    """
+    if isinstance(part, str):
+        if not is_file_reference(part):
+            return part
+        return f"{label_of(part)} {_digest(Path(part.rpartition(':')[0]).read_bytes())}"
+    if isinstance(part, Modelled):
+        mdp = part.mdp
+        return f"{label_of(part)} {_digest(mdp.P.tobytes() + mdp.r.tobytes() + mdp.d1.tobytes())}"
+    made = not callable(part)
+    try:
+        source = inspect.getsource(type(part) if made else part).encode()  # type: ignore[arg-type]
+        return f"{label_of(part)} {_digest(source + (pickle.dumps(vars(part)) if made else b''))}"
+    except (OSError, TypeError, AttributeError, pickle.PicklingError) as error:
+        text = f"the code of {label_of(part)} cannot be read ({error}); put it in a file"
+        raise ValueError(text) from error
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# -- results on disk -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The result of one seed of one run; without a result, `reason` says why."""
+
+    key: str
+    seed: int
+    code: str
+    reason: str | None = None
+    result: SeedResult | None = None
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The job that made this result: run key and seed."""
+        return self.key, self.seed
+
+
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Returns a digest (16 hexadecimal digits) of all sources that can affect a result.
+
+    The code of drawings and tables affects none and is left out.
+    """
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    files = [file for folder in SHAPING for file in (root / folder).rglob("*.py")]
+    for file in sorted(files):
+        if file.parent.name != "figures":
+            digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+_ROW = TypeAdapter(Row)
+
+
+class Rows:
+    """The rows of one results folder; without a file they are kept in memory only."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._rows = {row.identity: row for row in ([] if file is None else _read(file))}
+
+    def get(self, identity: tuple[str, int]) -> Row | None:
+        """Returns the result of a job, or None."""
+        return self._rows.get(identity)
+
+    def append(self, row: Row) -> None:
+        """Stores a result; if there is a file, it is on disk when this returns."""
+        self._rows[row.identity] = row
+        if self._file is not None:
+            with self._file.open("a") as stream:
+                stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
+
+    def check_code(self, jobs: set[tuple[str, int]]) -> None:
+        """Checks that this code made the rows of these jobs.
+
+        Raises:
+            LocalError: ``wrong-state``: other code made some of them.
+        """
+        stale = [i for i in jobs if i in self._rows and self._rows[i].code != code_digest()]
+        if stale:
+            raise LocalError(
+                "wrong-state",
+                f"{self._file} has {len(stale)} results made by other code than this; choose "
+                "another --out, or compute them again with --force",
+            )
+
+    def forget(self, identities: set[tuple[str, int]]) -> None:
+        """Removes rows, so that their jobs run again."""
+        self._rows = {i: row for i, row in self._rows.items() if i not in identities}
+        if self._file is not None:
+            aside = self._file.with_suffix(".new")
+            aside.write_text("".join(json.dumps(asdict(r)) + "\n" for r in self._rows.values()))
+            aside.replace(self._file)
+
+
+def _read(file: Path) -> list[Row]:
+    if not file.exists():
+        return []
+    *lines, last = file.read_bytes().split(b"\n")
+    if last:  # cut short: the newline after it is missing
+        file.write_bytes(b"".join(line + b"\n" for line in lines))
+    return [_row(file, number, line) for number, line in enumerate(lines, 1)]
+
+
+def _row(file: Path, number: int, line: bytes) -> Row:
+    try:
+        return _ROW.validate_json(line, strict=True)
+    except ValidationError as error:
+        raise LocalError(
+            "malformed", f"{file}, line {number}, is no result ({first_fault(error)}); remove it"
+        ) from error
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+
+BackendName = Literal["loky", "dask"]
+Job = tuple[Run, int]
+
+PATIENCE = 10.0  # seconds to wait for the Dask scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The place where jobs run: `workers` processes on this machine, or a Dask cluster's address.
+
+    Raises:
+        ValueError: an address without Dask, or Dask without an address.
+        LocalError: ``unavailable``: a package that the backend needs is not installed.
+    """
+
+    name: BackendName = "loky"
+    workers: int = 2
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.name == "dask") != (self.address is not None):
+            raise ValueError("--backend dask and --address (of its scheduler) belong together")
+        needed = ("dask", "distributed") if self.name == "dask" else ()
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            raise LocalError(
+                "unavailable",
+                f"a cluster needs {' and '.join(missing)}: pip install 'riffle-rl[experiments]', "
+                "or in a clone 'make extras'",
+            )
+
+
+def compute(run: Run, seed: int) -> SeedResult:
+    """Computes a run with one seed: by population, or user by user if the MDP is not known.
+
+    Raises:
+        RiffleError, ValueError: the run is refused (unknown learner, batch too small).
+    """
+    chosen = run.chosen
+    if isinstance(chosen.make(), Modelled):
+        return run_seed(chosen, seed)
+    return per_user.run_seed(chosen, seed).result
+
+
+def execute(key: str, job: Job) -> Row:
+    """Runs one job of the run with this key; a refusal becomes a row with its reason."""
+    run, seed = job
+    try:
+        return Row(key, seed, code_digest(), result=compute(run, seed))
+    except (RiffleError, LearnerError) as error:
+        if isinstance(error, RiffleError) and error.slug not in REFUSALS:
+            raise
+        return Row(key, seed, code_digest(), reason=str(error))
+
+
+def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
+    """Computes the jobs missing from `rows` and appends each result as its job ends.
+
+    Raises: LocalError: ``wrong-state``: other code than this process has made the rows or runs
+    on the cluster's workers; ``unavailable``: a package is missing, or the Dask scheduler does not
+    answer.
+    """
+    # Keys are made here: a worker cannot read the source of a class that a notebook defines.
+    keys = {id(run): run.key for run, _ in jobs}
+    unique = {(keys[id(run)], seed): (run, seed) for run, seed in jobs}
+    rows.check_code(set(unique))
+    missing = [(key, job) for (key, seed), job in unique.items() if rows.get((key, seed)) is None]
+    missing.sort(key=lambda keyed: -keyed[1][0].K)
+    for row in run_jobs(lambda keyed: execute(*keyed), missing, backend, ordered=False):
+        if row.code != code_digest():
+            raise LocalError(
+                "wrong-state",
+                f"a worker has other code ({row.code}) than this machine ({code_digest()})",
+            )
+        rows.append(row)
+        on_row(row)
+
+
+def run_jobs(
+    run: Callable[[T], R], jobs: Sequence[T], backend: Backend, *, ordered: bool = True
+) -> Iterator[R]:
+    """Yields ``run(job)`` for each job, in their order or as they end."""
+    if backend.address is None and min(backend.workers, len(jobs)) <= 1:
+        yield from map(run, jobs)
+        return
+    from joblib import Parallel, delayed  # noqa: PLC0415  (slow to import)
+
+    with _cluster(backend):
+        workers = backend.workers if backend.name == "loky" else -1
+        # One job per task: jobs that share a task would be lost together and wait for each other.
+        kind = "generator" if ordered else "generator_unordered"
+        parallel = Parallel(workers, return_as=kind, batch_size=1)
+        yield from parallel(delayed(run)(job) for job in jobs)
+
+
+@contextmanager
+def _cluster(backend: Backend) -> Iterator[None]:
+    from joblib import parallel_config  # noqa: PLC0415
+
+    if backend.address is None:
+        with parallel_config("loky"):
+            yield
+        return
+    from distributed import Client  # noqa: PLC0415
+
+    try:
+        client = Client(backend.address, timeout=PATIENCE)  # type: ignore[no-untyped-call]
+    except (OSError, TimeoutError, ValueError) as error:
+        raise LocalError(
+            "unavailable", f"no Dask scheduler answers at {backend.address}: {error}"
+        ) from error
+    with client, parallel_config("dask"):
+        yield
