@@ -41,7 +41,7 @@ def test_every_catalogued_learner_can_be_computed() -> None:
     small = {"uc-o-reps": "adversarial-full", "uob-lbps": "adversarial-bandit"}
     small["uniform"] = "adversarial-full"
     for learner, run in smallest.items():
-        known = figures(quick=True)[small.get(learner, "fig7")].runs
+        known = figures(quick=True)[small.get(str(learner), "fig7")].runs
         done = compute(next(r for r in known if r.learner == run.learner), 0)
         assert len(done.episodes) == len(done.cumulative) > 0
         assert done.constants
