@@ -15,7 +15,7 @@ import numpy as np
 
 from riffle.common.accounting.binomial import TAIL_EXPONENT
 from riffle.common.accounting.calibrate import MARGIN
-from riffle.common.mechanism import sums
+from riffle.common.mechanism import randomness, sums
 from riffle.common.mechanism.counters import MAX_COUNTERS, CounterLayout, Episode, Sizes
 from riffle.common.mechanism.parameters import MAX_DRAWS, MAX_P_LOG2, honest_reports
 from riffle.common.mechanism.policy import TOTAL_WEIGHT
@@ -134,6 +134,11 @@ SENTENCES = (
     f'"public_key": "..."}}` (Ed25519, {2 * KEY} hex digits)',
     f"(the keys to pin, {2 * KEY} hexadecimal digits each)",
     f"one public key of {2 * KEY} hexadecimal digits a line",
+    "a policy by one 32-bit word; flips by one 32-bit word for each counter; overflow by one "
+    "64-bit key",
+    f"read at once from {randomness.FIRST_BITS} bits, and {randomness.MORE_BITS} more where these",
+    "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
+    "little-endian 64-bit integers",
     "are the version of this protocol: 1.",
 )
 """Sentences of the page, made from the code's values."""
@@ -431,7 +436,7 @@ def test_the_page_says_what_the_code_does() -> None:
 FREE = re.compile(
     r"^\#.*$ | \[[^]]*\]\(\#[^)]*\) | ^\d+\.[ ] | ^[ ]{4}.*"
     r"| In[ ]rule[ ]\d+ | \|[ ]2[56][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
-    r"| SHA-?256 | AES-128 | /v1/ | `v1` | p_log2 | ⌊log2⌋ | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
+    r"| SHA-?256 | AES-\d+ | /v1/ | `v1` | p_log2 | ⌊log2⌋ | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
     r"| \b00\b | \b[012]\b | \(2k | `\W?8[^`]*` | answer(,|[ ]is)[ ]20[01] | a[ ]\*?\*?200"
     r"| exceed[ ]64[ ]bits | users\W+1000 | `00[ ]01[ ]02[ ]...[ ]1f` | The[ ]key[ ]is[ ]32",
     re.MULTILINE | re.VERBOSE,
