@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from docs import vectors
+from docs import make_vectors as vectors
 from riffle.common.protocol.errors import PROBLEMS
 from tests.test_protocol import PAGE, rows
 from tests.vectors import CHECKS, FOLDER, read
@@ -16,7 +16,7 @@ MOST_BYTES = 400_000
 @pytest.mark.parametrize("name", vectors.FILES)
 def test_a_file_made_again_is_the_same(name: str) -> None:
     made = vectors.text_of(vectors.FILES[name]())
-    assert made == (FOLDER / name).read_text(), "say `python -m docs.vectors`"
+    assert made == (FOLDER / name).read_text(), "say `python -m docs.make_vectors`"
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from docs import vectors
+from docs import make_vectors as vectors
 from riffle.common.accounting import BatchEvent, account
 from riffle.common.mechanism import shuffle_model, sums, workflow
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes, Support

@@ -1,4 +1,4 @@
-"""Test vectors of docs/protocol.md: ``python -m docs.vectors`` writes them, always the same bytes.
+"""Test vectors of docs/protocol.md: ``python -m docs.make_vectors`` writes them, always the same bytes.
 
 All keys follow from names by SHA-256. All random draws come from tapes, which are SHAKE-256 streams
 of names. HPKE with a known ephemeral key exists here and in no other place: it would make seals
