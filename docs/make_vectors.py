@@ -1,4 +1,4 @@
-"""Test vectors of docs/protocol.md: ``python -m docs.make_vectors`` writes them, always the same bytes.
+"""Test vectors of docs/protocol.md. ``python -m docs.make_vectors`` writes the same bytes always.
 
 All keys follow from names by SHA-256. All random draws come from tapes, which are SHAKE-256 streams
 of names. HPKE with a known ephemeral key exists here and in no other place: it would make seals
@@ -178,6 +178,7 @@ OWNER: Json = {
 }
 """Pins and demands of the owner in all vectors, unless a vector says otherwise."""
 
+FAMILIES: tuple[Families, ...] = ("joint", "lean", "paper")
 SUPPORT: Json = {"start": [0], "next": [[[[0], [0, 1]], [[1], [0, 1]]]]}
 FLIPS = {"kind": "flips", "bits": 1, "p_numerator": 1 << 29, "p_log2": 32}
 LAPLACE = {"kind": "laplace", "bits": 1, "p_numerator": 1 << 30, "p_log2": 32}
@@ -197,7 +198,7 @@ def fields(**changes: Json | Value) -> Json:
     base: Json = {
         "version": 1,
         "run_id": run_id,
-        "batch_id": d.batch_id(run_id, deployment),
+        "batch_id": d.batch_id(str(run_id), cast("int", deployment)),
         "shuffler_id": "shuffler-1",
         "deployment": deployment,
         "trust": "shuffle",
@@ -254,16 +255,16 @@ def descriptors() -> dict[str, str]:
     """Returns the texts of valid descriptors by name."""
     texts = {}
     for workflow_name, families, layer, support in product(
-        WORKFLOWS, ("joint", "lean", "paper"), (None, 1), (None, SUPPORT)
+        WORKFLOWS, FAMILIES, (None, 1), (None, SUPPORT)
     ):
         scope, declared = ("all" if layer is None else "one"), ("declared" if support else "any")
         sizes = Sizes(2, 2, 2)
-        cells = CounterLayout(sizes, families, layer).cells  # type: ignore[arg-type]
+        cells = CounterLayout(sizes, families, layer).cells
         changes = {"families": families, "layer": layer, "support": support, "data_slots": cells}
         texts[f"{workflow_name} {families} {scope} {declared}"] = written(
             **changes | WORKFLOWS[workflow_name]
         )
-    wide = {"states": 4, "horizon": 6, "data_slots": 6, "noise_slots": 24}
+    wide: Json = {"states": 4, "horizon": 6, "data_slots": 6, "noise_slots": 24}
     wide["noise"] = {"bits": 1, "p_numerator": 1, "p_log2": 6}
     loose = {"guarantee": {"epsilon": 100.0, "beta": 0.99, "dishonest_fraction": 0.0}}
     policy = [[0, 1, 0, 1]] * 6
@@ -641,7 +642,7 @@ def _limits() -> Iterator[Json]:
     many = {"policies": ["@policies", [[0, 1], [1, 0]]]}
     share, half = 1 << 20, 1 << 19
     fits = _largest_fit(noise)
-    for name, at, beyond, *marks in (
+    cases: tuple[tuple[Any, ...], ...] = (
         ("deployment", {"deployment": 2**53 - 1}, {"deployment": 2**53}),
         ("expires_at", {"expires_at": 2**53 - 1}, {"expires_at": 2**53}),
         ("n", {"n": top}, {"n": top + 1}),
@@ -678,21 +679,25 @@ def _limits() -> Iterator[Json]:
             ("@zeros", "0,", 511, 511),
         ),
         ("words of 16 bits", *(WORKFLOWS["sums"] | {"n": n} for n in (fits, fits + 1))),
-    ):
+    )
+    for name, at, beyond, *marks in cases:
         for which, changes in enumerate((at, beyond)):
             text = written(**changes)
-            repeat = {}
+            repeat: Json = {}
             for mark, part, *times in marks:
                 text = text.replace(f'"{mark}",', mark)
                 repeat[mark] = {"text": part, "times": times[which]}
-            made = {"name": f"{name}: " + ("at the limit", "beyond")[which], "descriptor": text}
+            made: Json = {
+                "name": f"{name}: " + ("at the limit", "beyond")[which],
+                "descriptor": text,
+            }
             made |= {"repeat": repeat} if repeat else {}
             yield made | {"problem": (None, "malformed")[which]}
     text, most = written(), 1 << 24
     for name, size, problem in (("at the limit", most, None), ("beyond", most + 1, "too-large")):
-        blanks = {"@blanks": {"text": " ", "times": size - len(text)}}
-        made = {"name": f"bytes: {name}", "descriptor": text + "@blanks", "repeat": blanks}
-        yield made | {"problem": problem}
+        blanks: Json = {"@blanks": {"text": " ", "times": size - len(text)}}
+        whole: Json = {"name": f"bytes: {name}", "descriptor": text + "@blanks", "repeat": blanks}
+        yield whole | {"problem": problem}
 
 
 def _largest_fit(noise: Json) -> int:
@@ -706,13 +711,17 @@ def _largest_fit(noise: Json) -> int:
 
 def counter_vectors() -> Json:
     """Layouts of counters, and episodes as indices; null for an episode outside the support."""
-    steps = {"start": [0, 2], "next": [_table(h) for h in range(3)]}
-    always = {"start": [1], "next": [_table(0)]}
+    steps: Json = {"start": [0, 2], "next": [_table(h) for h in range(3)]}
+    always: Json = {"start": [1], "next": [_table(0)]}
     vectors = []
-    for families, layer, support in product(
-        ("joint", "lean", "paper"), (None, 0, 2), (None, always, steps)
-    ):
-        layout = _layout(families, layer, support)
+    supports: tuple[tuple[str, Json | None], ...] = (
+        ("no support", None),
+        ("one table", always),
+        ("three tables", steps),
+    )
+    for families, layer, (declared, support) in product(FAMILIES, (None, 0, 2), supports):
+        layout, scope = _layout(families, layer, support), "all steps"
+        scope = scope if layer is None else f"step {layer}"
         episodes = []
         for number in range(3):
             episode = _episode(f"counters {number}", Sizes(4, 2, 3), support)
@@ -723,10 +732,7 @@ def counter_vectors() -> Json:
             episodes.append(_shown(outside) | {"indices": None})
         vectors.append(
             {
-                "name": f"{families}, {'all steps' if layer is None else f'step {layer}'}, "
-                + {None: "no support", 1: "one table", 3: "three tables"}[
-                    support and len(support["next"])
-                ],
+                "name": f"{families}, {scope}, {declared}",
                 **{"states": 4, "actions": 2, "horizon": 3, "families": families},
                 **{"layer": layer, "support": support},
                 **{"counters": layout.counters, "width": layout.width, "cells": layout.cells},
