@@ -1,9 +1,8 @@
 // Cards about batches: the way of every message, and how fast it went.
 
 import { chart } from "./chart.js";
-import { card, h, say } from "./dom.js";
-import { count, number, seconds } from "./format.js";
-import { table } from "./table.js";
+import { card, facts, h, say, table } from "./dom.js";
+import { count, number } from "./format.js";
 
 /** Shows where every report and message of a batch went. */
 export class BatchesCard {
@@ -13,7 +12,6 @@ export class BatchesCard {
     this.filled = h("p", { class: "sentence", role: "status" });
     this.open = h("div", { class: "row open" }, this.fill, this.filled);
     this.sums = h("p", { class: "sentence" });
-    this.doubt = h("p", { class: "banner", role: "alert", hidden: true });
     const sent = (row) => row.book?.shuffler ?? {};
     this.table = table("batches-table", "Batches, newest first. Opened and failed count messages, the other columns reports", [
       { name: "batch", text: (row) => String(row.index) },
@@ -24,26 +22,25 @@ export class BatchesCard {
       { name: "forwarded", text: (row) => count(sent(row).forwarded) },
       { name: "opened", text: (row) => count(row.book?.opened) },
       { name: "failed", text: (row) => count(row.book?.failed) },
+      { name: "\u03b5 spent", text: (row) => number(row.epsilon) },
       { name: "counts", text: plausibility, left: true },
       { name: "balanced", text: (row) => balance(row.book), left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
     const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and the reports of a short batch.";
-    this.element = card("batches", "Batches", this.open, this.doubt, this.table.element, this.sums, h("p", { class: "note" }, note));
+    this.element = card("batches", "Batches", this.open, this.table.element, this.sums, h("p", { class: "note" }, note));
   }
 
   draw({ books }, { deployments }) {
     const rows = deployments.map((one) => ({ ...one, book: books.get(one.index) }));
     this.table.show(rows);
     this.meter(rows.findLast((row) => row.state === "issued"));
-    const known = rows.filter((row) => row.book);
-    const wrong = known.filter((row) => row.book.balanced === false).length;
-    const troubles = known.filter((row) => row.book.trouble);
-    const suspicious = rows.filter((row) => row.suspicious).length;
-    say(this.doubt, `${suspicious} of ${rows.length} batches have counts that are very unlikely from honest reports: somebody lies, or the environment does not start as declared.`);
-    this.doubt.hidden = suspicious === 0;
+    const found = rows.flatMap((row) => row.book ?? []);
+    const known = found.filter((book) => book.balanced !== null);
+    const wrong = known.filter((book) => !book.balanced).length;
+    const troubles = found.filter((book) => book.trouble);
     const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches checked, none out of balance.`;
-    say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).book.trouble}` : about);
-    this.sums.hidden = known.length === 0;
+    say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).trouble}` : about);
+    this.sums.hidden = found.length === 0;
   }
 
   meter(row) {
@@ -73,18 +70,22 @@ export class SpeedCard {
   constructor() {
     this.rate = chart("rate-chart", "Messages a second, from issue to count", {
       x: "batch",
+      y: "messages a second",
       whole: true,
       series: [{ name: "messages/s", colour: "--c1", width: 2 }],
     });
     this.none = h("p", { class: "empty" }, "No batch is counted yet.");
     this.times = table("times-table", "Where the time went, all batches", [
       { name: "step", text: ([name]) => name, left: true },
-      { name: "total", text: ([, value]) => seconds(value) },
+      { name: "seconds", text: ([, value]) => number(value, 3) },
     ]);
-    this.element = card("speed", "Throughput", this.none, h("div", { class: "trio" }, this.rate.element, this.times.element));
+    this.facts = facts("work");
+    this.element = card("speed", "Throughput", this.facts.element, this.none, h("div", { class: "trio" }, this.rate.element, this.times.element));
   }
 
-  draw({ result }, { deployments }) {
+  draw({ run, result }, { deployments }) {
+    this.facts.set("Messages opened", count(result?.messages_counted), `${count(result?.failed)} failed`);
+    this.facts.set("Policy switches", count(result?.policy_switches), `${count(run.deployments)} deployments`);
     const rows = deployments.filter((one) => one.state === "counted" && one.settledAt > one.issuedAt);
     this.none.hidden = rows.length > 0;
     this.rate.element.hidden = rows.length === 0;

@@ -3,28 +3,27 @@
 import { chart } from "./chart.js";
 import { BatchesCard, SpeedCard } from "./batches.js";
 import { deployForm } from "./deploy.js";
-import { card, h, say } from "./dom.js";
+import { card, h, say, table } from "./dom.js";
 import { count, estimate, number } from "./format.js";
 import { Head } from "./head.js";
 import { policyPicture } from "./policy.js";
-import { table } from "./table.js";
 
 /** All cards of a run. */
 export class Cards {
   constructor(run, view) {
     this.head = new Head(run, view);
     this.cards = [
-      new ValueCard(),
+      new PolicyCard(view),
+      new ValueCard(run),
       new TruthCard(),
       new StagesCard(run),
-      new PolicyCard(view),
       new BatchesCard(view),
       new PrivacyCard(run),
       new SpeedCard(),
     ];
-    const [value, truth, stages, policy, batches, privacy, speed] = this.cards.map((one) => one.element);
-    const left = h("div", { class: "stack" }, value, stages, policy);
-    const right = h("div", { class: "stack" }, truth, privacy);
+    const [policy, value, truth, stages, batches, privacy, speed] = this.cards.map((one) => one.element);
+    const left = h("div", { class: "stack" }, policy, value, privacy);
+    const right = h("div", { class: "stack" }, truth, stages);
     const manual = run.spec.learner === "manual" && run.state === "running";
     const form = manual ? card("deploy", "Deploy by hand", deployForm(run, () => view.nudge())) : null;
     this.form = { draw: (known) => form && (form.hidden = known.run.state !== "running") };
@@ -38,13 +37,15 @@ export class Cards {
 }
 
 class ValueCard {
-  constructor() {
+  constructor(run) {
+    this.most = run.spec.horizon;
     this.chart = chart("value-chart", "Value of what was deployed, by episodes counted", {
-      x: "episodes",
+      x: "episodes counted",
+      y: "reward an episode",
       series: [
         { name: "private estimate", colour: "--c1", width: 2 },
-        { name: "estimate \u2212 radius", colour: "--c1", hidden: true, quiet: true },
-        { name: "estimate + radius", colour: "--c1", hidden: true, quiet: true },
+        { name: "estimate \u2212 radius", colour: "--c1", hidden: true },
+        { name: "estimate + radius", colour: "--c1", hidden: true },
         { name: "stage's best", colour: "--c2", dots: true },
         { name: "true value (supplied)", colour: "--c3", dash: [6, 4] },
       ],
@@ -52,7 +53,7 @@ class ValueCard {
       whiskers: "--c1",
     });
     this.none = h("p", { class: "empty" }, "No batch with rewards is counted yet.");
-    const note = "Estimated from private counts alone; the band is the estimate\u2019s radius and may leave the picture. Rewards are scaled to [0, 1].";
+    const note = "Estimated from private counts alone; the band is the estimate\u2019s radius, cut at the possible values. Most batches explore, so their values are below the answer\u2019s.";
     this.element = card("value", "Value", this.none, this.chart.element, h("p", { class: "note" }, note));
   }
 
@@ -73,7 +74,7 @@ class ValueCard {
       rows.map((one) => exact.get(one.index) ?? null),
     ];
     const last = rows.findLast((one) => one.value !== null) ?? rows.at(-1);
-    this.chart.show(columns, `After ${count(last.episodes)} episodes: ${estimate(last.value, last.radius)}.`);
+    this.chart.show(columns, `After ${count(last.episodes)} episodes: the newest measured batch earns ${estimate(last.value, last.radius)}.`, this.most);
   }
 }
 
@@ -82,13 +83,13 @@ class TruthCard {
     const band = (name) => [
       { name, colour: "--c3", width: 2 },
       { name: "mean over runs", colour: "--c4", dash: [6, 4] },
-      { name: "mean, low", colour: "--c4", hidden: true, quiet: true },
-      { name: "mean, high", colour: "--c4", hidden: true, quiet: true },
+      { name: "mean, low", colour: "--c4", hidden: true },
+      { name: "mean, high", colour: "--c4", hidden: true },
     ];
     const bands = [[4, 3, "--c4-soft"]];
     const best = { name: "optimal value V*", colour: "--c2", dash: [2, 3] };
-    this.regret = chart("regret-chart", "Cumulative regret, by episodes executed", { x: "episodes", series: band("regret of this run"), bands });
-    this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
+    this.regret = chart("regret-chart", "Cumulative regret, by episodes executed", { x: "episodes executed", y: "reward lost", series: [...band("regret of this run"), { name: "ceiling, V* K", colour: "--c2", dash: [2, 3] }], bands });
+    this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes executed", y: "reward an episode", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
     this.none = h("p", { class: "empty" }, "No true values. The operator of a simulated environment can supply them (riffle up and riffle run do). The coordinator does not know them.");
     this.note = h("p", { class: "note" });
     this.drawn = undefined;
@@ -104,10 +105,11 @@ class TruthCard {
     if (!some) return;
     const { bands } = truth;
     const x = bands ? union(truth.episodes, bands.episodes) : truth.episodes;
+    const most = truth.optimal_value * truth.episodes.at(-1);
     const spread = (kind, at) => ["mean", "low", "high"].map((end) => (bands ? at(bands.episodes, bands[kind][end], x) : x.map(() => null)));
-    this.regret.show([x, linear(truth.episodes, truth.regret, x), ...spread("regret", linear)], `After ${count(truth.episodes.at(-1))} episodes: regret ${number(truth.regret.at(-1))}.`);
-    this.value.show([x, stepped(truth.episodes, truth.value, x), ...spread("value", stepped), x.map(() => truth.optimal_value)], `Newest deployment: ${number(truth.value.at(-1))} of at most ${number(truth.optimal_value)}.`);
-    const over = bands ? `Band: ${100 * bands.confidence} % Student t interval of the mean over ${bands.runs} runs of the same spec.` : "One run of this spec: no band.";
+    this.regret.show([x, linear(truth.episodes, truth.regret, x), ...spread("regret", linear), x.map((at) => at * truth.optimal_value)], `After ${count(truth.episodes.at(-1))} episodes: regret ${number(truth.regret.at(-1))} of at most ${number(most)}.`, most);
+    this.value.show([x, stepped(truth.episodes, truth.value, x), ...spread("value", stepped), x.map(() => truth.optimal_value)], `Newest deployment: ${number(truth.value.at(-1))} of at most ${number(truth.optimal_value)}.`, truth.optimal_value);
+    const over = bands ? `Band: ${100 * bands.confidence} % Student t interval of the mean over ${bands.runs} runs of the same spec, cut at the possible values.` : "One run of this spec: no band.";
     say(this.note, `Supplied by the operator of the simulated environment, exact, and read by no learner. ${over}`);
   }
 }
@@ -141,6 +143,7 @@ class StagesCard {
   constructor(run) {
     this.chart = chart("active-chart", "Active policies after each stage", {
       x: "stage",
+      y: "policies, log scale",
       series: [{ name: "active policies", colour: "--c1", width: 2 }],
       whole: true,
       log: true,
@@ -149,13 +152,10 @@ class StagesCard {
     this.table = table("stages-table", "Stages, newest first, with the sizes of the active set", [
       { name: "stage", text: (one) => count(one.stage) },
       { name: "episodes", text: (one) => count(one.episodes) },
-      { name: "before", text: (one) => size(one.active_before) },
-      { name: "eliminated", text: (one) => size(one.eliminated) },
       { name: "choices ruled out", text: (one) => count(one.decisions_eliminated), title: "choices (step, state, action) that no active policy takes" },
-      { name: "left", text: (one) => size(one.active_after) },
-      { name: "best value", text: (one) => estimate(one.best_value, one.radius) },
-      { name: "E", text: (one) => number(one.E, 3), title: "precision of the stage's counts" },
-      { name: "coverage gap", text: (one) => number(one.coverage_gap, 3) },
+      { name: "policies left", text: (one) => size(one.active_after) },
+      { name: "best value", text: (one) => number(one.best_value, 3) },
+      { name: "radius", text: (one) => number(one.radius, 2), title: "a policy this far below the best is dropped" },
     ], { empty: run.spec.learner === "manual" ? "A run by hand has no stages." : "No stage is finished yet.", page: 8 });
     this.none = h("p", { class: "note" }, "The active set is not enumerated: its size is not counted.");
     this.element = card("stages", "Stages", this.chart.element, this.none, this.table.element);
@@ -182,7 +182,7 @@ class PolicyCard {
     this.choice = h("select", { id: "policy-of", onchange: () => this.chosen() });
     this.none = h("p", { class: "empty" }, "Nothing is deployed yet.");
     const row = h("p", { class: "row" }, h("label", { for: "policy-of" }, "Policy of"), this.choice);
-    const legend = h("p", { class: "note" }, "Numbers are actions. A frame with a corner mark shows a change since the policy before.");
+    const legend = h("p", { class: "note" }, "Rows are states x, columns are steps h, numbers are actions. A frame with a corner mark shows a change since the policy before.");
     this.shown = h("div", {}, row, this.picture.element, legend);
     this.element = card("policy", "Policy", this.none, this.shown);
     this.events = null;
@@ -192,7 +192,8 @@ class PolicyCard {
 
   draw(_, events) {
     this.events = events;
-    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}`]).reverse();
+    const last = events.stages.length - 1;
+    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}${i === last ? " (the answer)" : ""}`]).reverse();
     const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}`]).reverse();
     const options = [...stages, ...deployed];
     this.none.hidden = options.length > 0;
@@ -234,41 +235,20 @@ function likeliest({ policies, probabilities }) {
   return [policies[probabilities.indexOf(share)], share];
 }
 
-/** Shows what each batch spent against the budget. */
+/** Says what a user spends; the table of batches has what each batch spent. */
 class PrivacyCard {
   constructor(run) {
     this.budget = run.spec.epsilon;
-    this.bar = h("meter", { min: "0", max: String(run.spec.epsilon), "aria-label": "Epsilon spent of the run's budget" });
     this.text = h("p", { class: "sentence" });
-    this.chart = chart("privacy-chart", "\u03b5 that each batch spent, upper bound", {
-      x: "batch",
-      whole: true,
-      series: [
-        { name: "spent", colour: "--c1", width: 2 },
-        { name: "budget", colour: "--c2", dash: [6, 4] },
-      ],
-    });
     const note = "Every user is in one batch of all runs, so batches compose in parallel: a user spends the largest, not the sum.";
-    this.element = card("privacy", "Privacy", h("div", { class: "row open" }, this.bar, this.text), this.chart.element, h("p", { class: "note" }, note));
+    this.element = card("privacy", "Privacy", this.text, h("p", { class: "note" }, note));
   }
 
   draw({ result }, { deployments }) {
-    if (result) {
-      const spent = Number(result.epsilon);
-      this.bar.value = Math.min(spent, this.budget);
-      const within = result.within_budget ? "within the budget" : "BEYOND the budget";
-      say(this.text, `Spent \u03b5 = ${number(spent)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.`);
-    }
-    const rows = deployments.filter((one) => one.epsilon !== undefined);
-    const bounded = rows.filter((one) => Number.isFinite(one.epsilon));
-    this.chart.element.hidden = bounded.length === 0;
-    if (!bounded.length) return;
-    const largest = bounded.reduce((most, one) => Math.max(most, one.epsilon), 0);
-    const beyond = rows.length - bounded.length;
-    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody's noise can be relied on.` : "";
-    this.chart.show(
-      [bounded.map((one) => one.index), bounded.map((one) => one.epsilon), bounded.map(() => this.budget)],
-      `The largest of ${count(bounded.length)} batches is ${number(largest)}.${unbounded}`,
-    );
+    if (!result) return;
+    const within = result.within_budget ? "within the budget" : "BEYOND the budget";
+    const beyond = deployments.filter((one) => one.epsilon === Infinity).length;
+    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody\u2019s noise can be relied on.` : "";
+    say(this.text, `A user spends at most \u03b5 = ${number(result.epsilon)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.${unbounded}`);
   }
 }

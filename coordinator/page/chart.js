@@ -1,14 +1,15 @@
 // A chart with its data table beside it. The picture is for eyes and is hidden from screen readers;
 // a sentence and the table say the same. Arrow keys move the cursor when the figure has the focus.
+// Fewer than three points, or lines that are all flat, have no picture: the sentence says enough.
 
 import uPlot from "./vendor/uPlot.esm.js";
-import { h, say } from "./dom.js";
-import { brief, number } from "./format.js";
-import { table } from "./table.js";
-import { thinned } from "./thin.js";
+import { h, say, table } from "./dom.js";
+import { brief, isKnown, number } from "./format.js";
 
-const HEIGHT = 220;
+const HEIGHT = 240;
 const FEW = 40;
+const FONT = "11px system-ui, sans-serif";
+const LIMIT = 1000;
 const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
 const charts = new Set();
 
@@ -24,10 +25,10 @@ export function dropCharts() {
   charts.clear();
 }
 
-/** A chart of `series` [{ name, colour, dash, width, dots, step, quiet }] over one x; `bands` pairs
- * series (upper, lower, colour). Quiet series do not stretch the y axis. `show(columns, sentence)`
- * draws it: columns[0] is x. */
-export function chart(id, title, { x, series, bands = [], log = false, whole = false, whiskers = null }) {
+/** A chart of `series` [{ name, colour, dash, width, dots, step, hidden }] over one x; `x` and `y`
+ * name the axes, `bands` pairs series (upper, lower, colour). `show(columns, sentence, limit)`
+ * draws it: columns[0] is x, and y goes from zero to the largest value or the limit. A chart in a folded card is drawn when the card is opened. */
+export function chart(id, title, { x, y, series, bands = [], log = false, whole = false, whiskers = null }) {
   const holder = h("div", { class: "plot", "aria-hidden": "true" });
   const sentence = h("p", { id: `${id}-text`, class: "sentence" });
   const readout = h("output", { class: "readout" });
@@ -45,6 +46,8 @@ export function chart(id, title, { x, series, bands = [], log = false, whole = f
   const element = h("div", { id, class: "chart" }, keys, figure, readout, sentence, details);
   let plot = null;
   let all = named.map(() => []);
+  let limit = Infinity;
+  new ResizeObserver(() => draw()).observe(holder);
 
   details.addEventListener("toggle", () => details.open && fillTable());
 
@@ -66,63 +69,74 @@ export function chart(id, title, { x, series, bands = [], log = false, whole = f
     const index = found.cursor.idx;
     if (index === null || index === undefined) return say(readout, "");
     const parts = named.map((name, i) => [name, found.data[i][index]]);
-    const known = parts.filter(([, value]) => value !== null && value !== undefined);
+    const known = parts.filter(([, value]) => isKnown(value));
     return say(readout, known.map(([name, value]) => `${name} ${number(value)}`).join(" \u00b7 "));
   }
 
-  function make(columnsShown) {
-    const options = settings({ series, bands, log, whole, whiskers, width: holder.clientWidth, read });
-    plot = new uPlot(options, columnsShown, holder);
-    charts.add(plot);
-    new ResizeObserver(() => holder.clientWidth && plot.setSize(size(holder))).observe(holder);
+  const span = (_, __, high) => [0, 1.06 * (Math.min(high ?? 1, limit) || 1)];
+
+  function draw() {
+    if (!holder.clientWidth || !all[0].length) return;
+    const drawn = (dots) => all.slice(1).filter((_, i) => Boolean(series[i].dots) === dots);
+    const kept = thinned(drawn(false), drawn(true));
+    const shown = all.map((column) => kept.map((i) => column[i]));
+    holder.dataset.points = kept.length;
+    if (plot === null) {
+      plot = new uPlot(settings({ x, y, series, bands, log, whole, whiskers, width: holder.clientWidth, read, span }), shown, holder);
+      charts.add(plot);
+      return;
+    }
+    if (plot.width !== holder.clientWidth) plot.setSize({ width: holder.clientWidth, height: HEIGHT });
+    plot.setData(shown);
   }
 
   return {
     element,
-    show(found, text) {
+    show(found, text, largest = Infinity) {
       all = found;
+      limit = largest;
       say(sentence, text);
-      marks.forEach((mark, i) => mark && (mark.hidden = all[i + 1].every((value) => value === null)));
-      if (!holder.clientWidth) return;
-      const drawn = (dots) => all.slice(1).filter((_, i) => Boolean(series[i].dots) === dots);
-      const kept = thinned(drawn(false), drawn(true));
-      const shown = all.map((column) => kept.map((i) => column[i]));
-      holder.dataset.points = kept.length;
-      if (plot === null) make(shown);
-      else plot.setData(shown);
+      const telling = all[0].length > 2 && all.slice(1).some((line) => new Set(line.filter(isKnown)).size > 1);
+      keys.hidden = figure.hidden = readout.hidden = !telling;
+      marks.forEach((mark, i) => mark && (mark.hidden = !all[i + 1].some(isKnown)));
+      draw();
       if (details.open) fillTable();
     },
   };
 }
-
-const size = (holder) => ({ width: holder.clientWidth, height: HEIGHT });
 
 function key(one) {
   const mark = h("span", { class: `mark ${one.colour.slice(2)} ${one.dots ? "dots" : one.dash ? "dash" : ""}` });
   return one.hidden ? null : h("li", {}, mark, one.name);
 }
 
-function settings({ series, bands, log, whole, whiskers, width, read }) {
+function settings({ x, y, series, bands, log, whole, whiskers, width, read, span }) {
   const axis = {
     stroke: () => colour("--soft"),
     grid: { stroke: () => colour("--line"), width: 1 },
     ticks: { stroke: () => colour("--line"), width: 1 },
-    font: "11px system-ui, sans-serif",
+    ...{ font: FONT, labelFont: FONT, labelSize: 18, labelGap: 0 },
   };
   return {
     width,
     height: HEIGHT,
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (plot) => span(plot, series) } },
+    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: span } },
     axes: [
-      { ...axis, values: briefly, space: 64, size: 28, incrs: whole ? WHOLE : undefined },
-      { ...axis, values: briefly, size: 52 },
+      { ...axis, label: x, values: briefly, space: 64, size: 28, incrs: whole ? WHOLE : undefined },
+      { ...axis, label: y, values: briefly, size: 52, splits: log ? powers : undefined },
     ],
     series: [{}, ...series.map(line)],
     bands: bands.map(([high, low, name]) => ({ series: [high, low], fill: () => colour(name) })),
     hooks: { setCursor: [read], draw: whiskers ? [(plot) => drawWhiskers(plot, whiskers)] : [] },
   };
+}
+
+/** The powers of ten between two values. */
+function powers(_, __, low, high) {
+  const first = Math.ceil(Math.log10(low));
+  return Array.from({ length: Math.floor(Math.log10(high)) - first + 1 }, (___, i) => 10 ** (first + i));
 }
 
 const briefly = (_, ticks) => ticks.map((value) => (value === null ? "" : brief(value)));
@@ -162,18 +176,34 @@ function line(one) {
   };
 }
 
-/** The range of y: all values of the series that are not quiet, with some room above. */
-function span(plot, series) {
-  let low = 0;
-  let high = -Infinity;
-  series.forEach((one, i) => {
-    if (one.quiet) return;
-    for (const value of plot.data[i + 1]) {
-      if (value === null || value === undefined) continue;
-      if (value < low) low = value;
-      if (value > high) high = value;
+/** Returns the indices, in order, of at most `LIMIT` points of `lines` and `dots`, lists of equal
+ * length with nulls for missing values. Keeps the first and the last point, the smallest and
+ * largest value of every line in every stretch, and all dots if they are not too many. */
+export function thinned(lines, dots = []) {
+  const { length } = lines[0] ?? dots[0];
+  if (length <= LIMIT) return Array.from({ length }, (_, i) => i);
+  const spots = new Set(dots.flatMap(known));
+  if (2 * spots.size > LIMIT) return thinned([...lines, ...dots]);
+  const room = LIMIT - 2 - spots.size;
+  for (let stretches = Math.floor(room / 2); ; stretches = Math.floor(0.8 * stretches)) {
+    const kept = new Set([0, length - 1, ...spots]);
+    for (const line of lines) addExtremes(kept, line, stretches);
+    if (kept.size <= LIMIT) return [...kept].sort((a, b) => a - b); // true by room / (2 lines)
+  }
+}
+
+const known = (line) => line.flatMap((value, i) => (isKnown(value) ? [i] : []));
+
+function addExtremes(kept, line, stretches) {
+  const size = line.length / stretches;
+  for (let part = 0; part < stretches; part += 1) {
+    let low = -1;
+    let high = -1;
+    for (let i = Math.floor(part * size); i < Math.floor((part + 1) * size); i += 1) {
+      if (!isKnown(line[i])) continue;
+      if (low < 0 || line[i] < line[low]) low = i;
+      if (high < 0 || line[i] > line[high]) high = i;
     }
-  });
-  if (high <= low) high = low + 1;
-  return [low, high + (high - low) * 0.12];
+    if (low >= 0) kept.add(low).add(high);
+  }
 }

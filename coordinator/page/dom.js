@@ -1,6 +1,9 @@
-// Elements without HTML strings: the page's policy forbids them.
+// Elements without HTML strings, which the page's policy forbids: cards, facts and tables.
 
 const SVG = "http://www.w3.org/2000/svg";
+const PAGE = 15;
+const OPEN = ["deploy", "policy"];
+const PHONE = "(max-width: 520px)";
 
 /** An element; `on...` properties are listeners, null and false attributes are left out. */
 export function h(tag, properties = {}, ...children) {
@@ -28,10 +31,11 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A card with a heading that names it. */
+/** A card with a heading that names it and folds it. On a phone all but the policy start folded. */
 export function card(id, title, ...children) {
-  const heading = h("h2", { id: `${id}-title` }, title);
-  return h("section", { id, class: "card", "aria-labelledby": `${id}-title` }, heading, ...children);
+  const heading = h("summary", {}, h("h2", { id: `${id}-title` }, title));
+  const fold = h("details", { open: OPEN.includes(id) || !matchMedia(PHONE).matches }, heading, ...children);
+  return h("section", { id, class: "card", "aria-labelledby": `${id}-title` }, fold);
 }
 
 /** A list of names and values. */
@@ -50,4 +54,67 @@ export function facts(id) {
       say(values.get(name)[1], note);
     },
   };
+}
+
+/** A table of `columns` [{ name, text(row), left }], newest rows first, a page at a time; `show(rows)`
+ * draws it where it changed. On a phone every row is a block, and each value has its column's name. */
+export function table(id, caption, columns, { page = PAGE, empty = "Nothing yet.", onpage } = {}) {
+  const body = h("tbody");
+  const head = h("tr", {}, columns.map((one) => header(one)));
+  const whole = h("table", {}, h("caption", {}, caption), h("thead", {}, head), body);
+  const frame = h("div", { class: "scroll", role: "region", "aria-label": `${caption}, scrollable`, tabindex: "0" }, whole);
+  const note = h("span", { class: "note" });
+  const older = h("button", { type: "button", onclick: () => turn(1) }, "Older");
+  const newer = h("button", { type: "button", onclick: () => turn(-1) }, "Newer");
+  const pager = h("p", { class: "pager" }, newer, older, note);
+  const none = h("p", { class: "empty" }, empty);
+  const element = h("div", { id, class: "table" }, none, frame, pager);
+  let rows = [];
+  let skipped = 0;
+  let drawn = null;
+
+  function turn(by) {
+    skipped = Math.max(0, skipped + by * page);
+    onpage?.(shown());
+    draw();
+  }
+
+  function shown() {
+    const end = Math.max(0, rows.length - skipped);
+    return rows.slice(Math.max(0, end - page), end).reverse();
+  }
+
+  function draw() {
+    const found = shown().map((row) => columns.map((one) => one.text(row)));
+    none.hidden = rows.length > 0;
+    frame.hidden = rows.length === 0;
+    pager.hidden = rows.length <= page;
+    newer.disabled = skipped === 0;
+    older.disabled = rows.length - skipped <= page;
+    say(note, `${found.length} of ${rows.length}`);
+    const text = JSON.stringify(found);
+    if (text === drawn) return;
+    drawn = text;
+    body.replaceChildren(...found.map((cells) => line(cells, columns)));
+  }
+
+  return {
+    element,
+    show(found) {
+      rows = found;
+      draw();
+    },
+    shown,
+  };
+}
+
+function header({ name, left, title }) {
+  return h("th", { scope: "col", class: left ? "left" : null, title }, name);
+}
+
+function line(cells, columns) {
+  const made = cells.map((text, i) =>
+    h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: columns[i].left ? "left" : null, "data-name": columns[i].name }, text),
+  );
+  return h("tr", {}, made);
 }

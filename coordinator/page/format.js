@@ -6,24 +6,25 @@ const TIME = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: 
 const PLACES = new Map(); // making a format takes longer than using it a hundred times
 const NONE = "\u2013";
 
+/** Whether there is a value. */
+export const isKnown = (value) => value !== null && value !== undefined;
+
 /** A whole number with separators. */
-export const count = (value) => (value === null || value === undefined ? NONE : WHOLE.format(value));
+export const count = (value) => (!isKnown(value) ? NONE : WHOLE.format(value));
 
 /** A number with `digits` significant digits; infinity comes as the string "Infinity". */
 export function number(value, digits = 4) {
-  if (value === null || value === undefined) return NONE;
+  if (!isKnown(value)) return NONE;
   if (!Number.isFinite(Number(value))) return String(value).replace("Infinity", "\u221e");
   const found = Number(value);
   if (found === 0) return "0";
-  const small = Math.abs(found) < 1e-3 || Math.abs(found) >= 1e7;
-  return small ? String(Number(found.toPrecision(digits))) : format(found, digits);
+  const exact = Number(found.toPrecision(digits));
+  if (Math.abs(found) < 1e-3) return exact.toExponential();
+  return Math.abs(found) >= 1e7 ? String(exact) : format(found, digits);
 }
 
 /** A number short enough for an axis. */
-export function brief(value) {
-  if (Math.abs(value) < 10_000) return number(value, 3);
-  return SHORT.format(value);
-}
+export const brief = (value) => (Math.abs(value) < 10_000 ? number(value, 3) : SHORT.format(value));
 
 function format(value, digits) {
   const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
@@ -33,19 +34,10 @@ function format(value, digits) {
 
 /** A value with its radius. */
 export const estimate = (value, radius) =>
-  value === null || value === undefined ? NONE : `${number(value, 3)} \u00b1 ${number(radius, 2)}`;
-
-/** A duration given in seconds. */
-export function seconds(value) {
-  if (value === null || value === undefined) return NONE;
-  if (value < 1) return `${number(value * 1000, 3)} ms`;
-  if (value < 120) return `${number(value, 3)} s`;
-  const minutes = Math.round(value / 60);
-  return minutes < 120 ? `${minutes} min` : `${number(value / 3600, 3)} h`;
-}
+  !isKnown(value) ? NONE : `${number(value, 3)} \u00b1 ${number(radius, 2)}`;
 
 /** A time given in seconds since 1970, in the reader's zone. */
 export function when(value) {
-  if (value === null || value === undefined) return NONE;
+  if (!isKnown(value)) return NONE;
   return TIME.format(value * 1000);
 }

@@ -1,8 +1,9 @@
-// The head of a run's view: what it is, how far it is, stop it, download its tables.
+// The head of a run's view: trouble, the answer, how sure it is, what to do next; stop, download.
 
 import { ask, download } from "./api.js";
 import { facts, h, say } from "./dom.js";
-import { count, estimate, number, when } from "./format.js";
+import { count, number, when } from "./format.js";
+import { answer, nextStep } from "./state.js";
 
 const FILES = ["stages", "ledger", "deployments", "conservation"];
 
@@ -12,7 +13,8 @@ export class Head {
     this.view = view;
     this.state = h("span", { id: "run-state" });
     this.bar = h("progress", { max: run.spec.episodes, "aria-label": "Episodes counted" });
-    this.trouble = h("p", { class: "banner", role: "status", hidden: true });
+    [this.trouble, this.doubt] = ["status", "alert"].map((role) => h("p", { class: "banner", role, hidden: true }));
+    [this.title, this.sure, this.next] = [h("h2", { id: "answer-title" }), h("p", { id: "sure" }), h("p", { id: "next" })];
     this.answer = h("p", { class: "answer", role: "status" });
     this.stop = h("button", { id: "stop", type: "button", class: "danger", onclick: () => this.dialog.showModal() }, "Stop run");
     this.dialog = this.question(run);
@@ -21,12 +23,13 @@ export class Head {
       "section",
       { class: "head", "aria-labelledby": "run-name" },
       h("p", { class: "crumb" }, h("a", { href: "#/" }, "All runs")),
-      h("div", { class: "row wide" }, h("h1", { id: "run-name" }, run.name), this.state, h("span", { class: "grow" }), this.files(run), this.stop),
-      h("p", { class: "note about" }, about(run)),
-      this.bar,
+      h("div", { class: "row wide" }, h("h1", { id: "run-name" }, run.name), this.state, h("span", { class: "grow" }), this.stop),
       this.trouble,
+      this.doubt,
+      h("section", { id: "answer", class: "card", "aria-labelledby": "answer-title" }, this.title, this.sure, this.next, this.facts.element, this.bar),
+      h("p", { class: "note about" }, about(run)),
+      this.files(run),
       this.answer,
-      this.facts.element,
       this.dialog,
     );
   }
@@ -77,23 +80,33 @@ export class Head {
     this.stop.hidden = run.state !== "running";
     this.trouble.hidden = !(run.trouble || run.message);
     say(this.trouble, run.trouble ? `Waiting: ${run.trouble}` : run.message);
-    this.figures(run, result, truth, events);
+    const suspicious = events.deployments.filter((one) => one.suspicious).length;
+    say(this.doubt, `${suspicious} of ${count(run.deployments)} batches have counts that are very unlikely from honest reports: somebody lies, or the environment does not start as declared.`);
+    this.doubt.hidden = suspicious === 0;
+    const found = answer({ run, result }, events);
+    say(this.title, headline(run, found));
+    say(this.sure, found.sure ?? `No value is known before the first ${run.spec.learner === "manual" ? "batch" : "stage"} is counted.`);
+    say(this.next, `Next: ${nextStep({ run }, events, found)}`);
+    this.figures(run, result, truth, found);
   }
 
-  figures(run, result, truth, events) {
-    const { spec } = run;
-    const share = Math.floor((100 * run.episodes) / spec.episodes);
-    const last = events.deployments.findLast((one) => one.value !== null && one.value !== undefined);
+  figures({ spec, ...run }, result, truth, found) {
     const set = (name, value, note) => this.facts.set(name, value, note);
-    set("Episodes counted", count(run.episodes), `${share} % of ${count(spec.episodes)}`);
-    set("Newest value estimate", last ? estimate(last.value, last.radius) : "\u2013", last ? `batch ${last.index}, 1 \u2212 \u03b4 = ${1 - spec.delta}` : "no rewards counted yet");
-    set("Active policies", active(run), spec.learner === "manual" ? "deployed by hand" : `stage ${run.stage}`);
-    set("Privacy spent, \u03b5", result ? number(result.epsilon) : "\u2013", `of ${number(spec.epsilon)}, at \u03b2 = ${number(spec.beta)}`);
-    set("Messages opened", result ? count(result.messages_counted) : "\u2013", result ? `${count(result.failed)} failed` : "");
-    set("Policy switches", result ? count(result.policy_switches) : "\u2013", `${count(run.deployments)} deployments`);
-    const known = truth?.regret.length;
-    set("Regret, exact", known ? number(truth.regret.at(-1)) : "\u2013", known ? "from supplied true values" : "no true values supplied");
+    set("Value of the answer", number(found.value, 3), "an episode, an estimate; each reward is scaled to [0, 1]");
+    set("Active policies", active(spec, run), spec.learner === "manual" ? "deployed by hand" : `after stage ${run.stage}`);
+    set("Privacy spent, \u03b5", result ? number(result.epsilon) : "\u2013", `of ${number(spec.epsilon)} for each user, at \u03b2 = ${number(spec.beta)}`);
+    set("Episodes counted", count(run.episodes), `${Math.floor((100 * run.episodes) / spec.episodes)} % of ${count(spec.episodes)}`);
+    if (!truth?.regret.length) return;
+    set("True value now, simulated", number(truth.value.at(-1)), `${number((100 * truth.value.at(-1)) / truth.optimal_value, 3)} % of the best, ${number(truth.optimal_value)}; of the newest deployment`);
+    set("Regret, exact", number(truth.regret.at(-1)), `of at most ${number(truth.optimal_value * truth.episodes.at(-1))}`);
   }
+}
+
+function headline({ state }, { value, settled }) {
+  if (value === null) return state === "running" ? "No answer yet" : "No answer: the run ended too early";
+  const policy = `a policy that earns an estimated ${number(value, 3)} an episode`;
+  if (!settled) return `A guess, not settled: ${policy}`;
+  return state === "running" ? `So far: ${policy}` : `Learned: ${policy}`;
 }
 
 function about({ id, spec, created_at, ended_at }) {
@@ -103,7 +116,7 @@ function about({ id, spec, created_at, ended_at }) {
 }
 
 /** The size of the active set; a set that is not enumerated has none. */
-function active(run) {
-  if (run.spec.learner === "manual" || run.stage === 0) return "\u2013";
+function active(spec, run) {
+  if (spec.learner === "manual" || run.stage === 0) return "\u2013";
   return run.active === null ? "not counted" : count(run.active);
 }

@@ -6,14 +6,14 @@ import { count, number, when } from "./format.js";
 import { repeat } from "./link.js";
 
 const SECONDS = 3;
+const NAMES = ["Run", "State", "Environment", "Learner", "Episodes counted", "\u03b5", "Started"];
 
 /** The view of all runs. */
 export function listView({ link, signal, refused }) {
   const search = h("input", { id: "filter", type: "search", placeholder: "name, environment, learner or state", oninput: () => draw() });
   const found = h("p", { class: "note", role: "status" });
-  const names = ["Run", "State", "Environment", "Learner", "Episodes counted", "\u03b5", "Started"];
   const body = h("tbody");
-  const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: "left" }, name))));
+  const head = h("thead", {}, h("tr", {}, NAMES.map((name) => h("th", { scope: "col", class: "left" }, name))));
   const whole = h("table", { class: "runs" }, h("caption", { class: "unseen" }, "Runs, newest first"), head, body);
   const frame = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Runs, scrollable" }, whole);
   const none = h("div", { class: "card empty", hidden: true });
@@ -46,8 +46,7 @@ const searched = (run) => `${run.name} ${run.spec.environment} ${run.spec.learne
 
 function welcome() {
   return [
-    h("p", {}, "There are no runs yet. A run that is created appears here by itself."),
-    h("p", {}, "Create one with ", h("code", {}, "riffle run"), " or by ", h("code", {}, "POST /v1/runs"), "."),
+    h("p", {}, "There are no runs yet. Create one with ", h("code", {}, "riffle run"), " or by ", h("code", {}, "POST /v1/runs"), ". It appears here by itself."),
   ];
 }
 
@@ -71,10 +70,9 @@ function newRow(run) {
     "tr",
     {},
     h("th", { scope: "row", class: "left" }, link, h("span", { class: "note id" }, run.id.slice(0, 8))),
-    [state, run.spec.environment, run.spec.learner].map((text) => h("td", { class: "left" }, text)),
-    h("td", { class: "left" }, bar, progress),
-    h("td", { class: "left" }, number(run.spec.epsilon)),
-    h("td", { class: "left" }, when(run.created_at)),
+    [[state], [run.spec.environment], [run.spec.learner], [bar, progress], [number(run.spec.epsilon)], [when(run.created_at)]].map(
+      (parts, i) => h("td", { class: "left", "data-name": NAMES[i + 1] }, parts),
+    ),
   );
   return { line, state, progress, bar };
 }

@@ -1,8 +1,7 @@
 // A policy as a picture, states down and steps across, with what changed since the one before.
 // A change has a frame and a corner mark besides its number, so no colour is needed to see it.
 
-import { h, say, svg } from "./dom.js";
-import { table } from "./table.js";
+import { h, say, svg, table } from "./dom.js";
 
 const CELL = 34;
 const LEFT = 44;

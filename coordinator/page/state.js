@@ -1,4 +1,6 @@
-// The state of a run, built from its events. No network and no DOM here.
+// The state of a run, built from its events, and what it says so far. No network and no DOM here.
+
+import { count, isKnown, number } from "./format.js";
 
 export const OVER = { run_finished: "finished", run_failed: "failed", run_stopped: "stopped" };
 const SETTLED = ["counted", "rejected", "abandoned"];
@@ -18,18 +20,11 @@ const CHANGES = {
   batch_counted(run, data, at) {
     run.counted += data.n;
     const { value = null, radius = null } = data;
-    const outcome = { total: data.messages, failed: data.failed, dishonest: data.dishonest };
-    const spent = { epsilon: Number(data.epsilon), beta: data.beta };
-    const { suspicious, test, deviation } = data;
-    const known = { value, radius, ...outcome, ...spent, suspicious, test, deviation, episodes: run.counted };
-    change(run, data, { ...known, state: "counted", settledAt: at });
+    change(run, data, { value, radius, ...opened(data), episodes: run.counted, state: "counted", settledAt: at });
     run.settled = data.index;
   },
   batch_rejected(run, data, at) {
-    const outcome = { total: data.messages, failed: data.failed, dishonest: data.dishonest };
-    const spent = { epsilon: Number(data.epsilon), beta: data.beta };
-    const { suspicious, test, deviation } = data;
-    change(run, data, { ...outcome, ...spent, suspicious, test, deviation, state: "rejected", settledAt: at });
+    change(run, data, { ...opened(data), state: "rejected", settledAt: at });
   },
   batch_abandoned(run, data, at) {
     change(run, data, { state: "abandoned", executed: data.episodes, settledAt: at });
@@ -40,6 +35,9 @@ const CHANGES = {
     run.stages.push({ ...data, deployment: run.settled, before });
   },
 };
+
+const opened = ({ messages: total, epsilon, failed, beta, suspicious, test, deviation }) =>
+  ({ total, epsilon: Number(epsilon), failed, beta, suspicious, test, deviation });
 
 function change(run, data, values) {
   Object.assign(run.deployments[data.index], values);
@@ -76,4 +74,44 @@ export function spoken(event) {
     run_stopped: () => "The run was stopped.",
   };
   return texts[event.kind]?.() ?? null;
+}
+
+/** The answer of a run so far: { value, radius, settled, sure }; value is null before the first. The
+ * radius is that of the last stage (SDP-PE), or of the batch that measured the answer. */
+export function answer({ run, result }, { deployments, stages }) {
+  const confidence = `${number(100 * (1 - run.spec.delta))} % confidence`;
+  const stage = stages.at(-1);
+  if (stage) {
+    const sure = `With ${confidence}, no policy is better by more than ${number(stage.radius, 2)}.`;
+    return found(stage.best_value, stage.radius, sure);
+  }
+  if (!result?.policy || run.stage === 0) return { value: null };
+  const value = result.value_estimate;
+  const measured = deployments.findLast((one) => one.value === value);
+  const newest = measured ?? deployments.findLast((one) => isKnown(one.value));
+  if (!newest) return found(value, Infinity, "This learner states no error, and no batch has measured a value.");
+  const [low, high] = [-1, 1].map((sign) => number(Math.max(0, newest.value + sign * newest.radius), 2));
+  const range = `between ${low} and ${high} (${confidence})`;
+  const sure = measured
+    ? `Batch ${newest.index} measured it: ${range}. Other policies may be better.`
+    : `This learner states no error. The newest measured batch, ${newest.index}, earned ${range}.`;
+  return found(value, newest.radius, sure);
+}
+
+const found = (value, radius, sure) => ({ value, radius, sure, settled: radius < value });
+
+const ENDED = {
+  failed: "Remove the cause above and start a new run: a failed run cannot go on, and its users cannot report again.",
+  stopped: "Start a new run to learn more: a stopped run cannot go on.",
+};
+
+/** What the operator of a run does next. */
+export function nextStep({ run }, { deployments }, { value, settled }) {
+  if (run.state in ENDED) return ENDED[run.state];
+  if (run.state === "finished") return settled ? "Use the policy below." : "Run again with more episodes: the error is as large as the value.";
+  if (run.trouble) return "Remove the cause above; the run then goes on by itself.";
+  if (run.spec.learner !== "manual") return value === null ? "Wait for the first stage: the run goes on by itself while nodes report." : "Wait: the run goes on by itself while nodes report.";
+  const last = deployments.at(-1);
+  if (last && !isSettled(last)) return `Wait: batch ${last.index} is filling or being counted.`;
+  return `Deploy a policy below: ${count(run.spec.episodes - run.episodes)} episodes are left.`;
 }

@@ -18,8 +18,16 @@ from riffle.deploy.load.benchmark import (
     run_sums_benchmark,
 )
 from riffle.deploy.load.generator import Arrivals
-from riffle.deploy.load.run import LEAST_BATCH, MOST_BATCH, LoadConfig, Target, loopback_target, run
-from riffle.deploy.load.summary import write_summary
+from riffle.deploy.load.html_page import NEXT, headline, write_summary
+from riffle.deploy.load.run import (
+    LEAST_BATCH,
+    MOST_BATCH,
+    LoadConfig,
+    Target,
+    find_capacity,
+    loopback_target,
+    run,
+)
 from riffle.deploy.network.processes import interrupt_on_termination
 from riffle.deploy.operator import COORDINATOR_URL
 from riffle.deploy.output import (
@@ -35,6 +43,7 @@ from riffle.deploy.output import (
 from riffle.experiments.presets import customize, preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
+SEARCH = "start at --rate and search for the largest rate that a new network carries"
 OF_A_NETWORK_THAT_IS_UP = ("shuffler_url", "coordinator_url")
 OF_A_NEW_NETWORK = ("workers", "service_cores")
 
@@ -62,14 +71,18 @@ def load_command(
         str | None, typer.Option(help="processors for a new network; default: all")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="seed of the arrivals")] = 0,
+    capacity: Annotated[bool, typer.Option("--find-capacity", help=SEARCH)] = False,
     out: Out = Path("runs/load"),
     force: Force = False,
     output: Output = "text",
 ) -> None:
     """Load a network with real nodes and name its bottleneck.
 
-    Exit code 1 if there is a bottleneck: too few of the due reports were accepted promptly.
+    Exit code 1 if there is a bottleneck: too few of the due reports were accepted promptly. With
+    --find-capacity: if no rate was carried.
     """
+    if capacity and network is not None:
+        fail("--find-capacity would overload the network of --network: leave one out", Exit.USAGE)
     for name in OF_A_NETWORK_THAT_IS_UP if network is None else OF_A_NEW_NETWORK:
         if is_given(context, name):
             use = "is for a network that is up: give --network, too"
@@ -99,12 +112,15 @@ def load_command(
             if network is None
             else Target(network, shuffler_url, coordinator_url)
         )
-        summary = run(config, target)
+        summary = (find_capacity if capacity else run)(config, target)
         write_summary(out, summary)
     emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), f"written to {out}"))
     if summary["interrupted"]:
         raise typer.Exit(Exit.INTERRUPTED)
-    raise typer.Exit(Exit.DONE if summary["verdict"]["limit"] == "none" else Exit.NO)
+    carried = summary["verdict"]["limit"] == "none"
+    if capacity:
+        carried = summary["capacity"]["carried_a_second"] > 0
+    raise typer.Exit(Exit.DONE if carried else Exit.NO)
 
 
 def cores(text: str | None) -> frozenset[int]:
@@ -134,7 +150,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
     for name in ("latency_from_due_ms", "latency_from_send_ms"):
         rows += [(f"{name}_{kind}", value) for kind, value in reports[name].items()]
     rows += [("interrupted", "yes")] if summary["interrupted"] else []
-    return [*rows, ("limit", verdict["limit"]), ("why", verdict["why"])]
+    steps = summary.get("capacity", {"steps": {}})["steps"]
+    rows += [(f"at {rate} a second", step["limit"]) for rate, step in steps.items()]
+    rows += [("limit", verdict["limit"]), ("why", verdict["why"])]
+    return [*rows, ("result", headline(summary)), ("next", NEXT[verdict["limit"]])]
 
 
 bench_command = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)

@@ -115,6 +115,7 @@ async def _run_fleet(assignment: Assignment, pool: SealingPool, pipe: Pipe, tall
         seal=pool.seal,
         tally=tally,
     )
+    await fleet.warm_up()
     pipe.send(True)
     begin = await asyncio.to_thread(pipe.recv)
     if not isinstance(begin, float):  # told to end before it began

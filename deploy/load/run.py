@@ -1,24 +1,27 @@
 """A load test from its parameters to its summary: network, nodes, processes, measurements."""
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
 from riffle.common.mechanism.parameters import Aggregation
+from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_unfinished
 from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nodes
 from riffle.deploy.load.generator import Arrivals, Assignment, Generator, Sample, schedule
-from riffle.deploy.load.summary import rates, summarize
-from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.load.summary import MOST_STEPS, capacity, next_rate, rates, summarize
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, shuffler_metric
 from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
 from riffle.deploy.operator import Operator
@@ -29,6 +32,8 @@ from riffle.node_client.settings import Credential, Settings
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
 MOST_REPORTS = 10_000_000
 SETTLE_SECONDS = 60.0
+ANSWERING_SECONDS = "riffle_request_seconds_sum"
+ROUTES = ("/v1/batches/{batch_id}/leases", "/v1/batches/{batch_id}/reports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,16 @@ class Target:
     shuffler_url: str
     coordinator_url: str
     pids: dict[str, int] = field(default_factory=dict)
+
+    def answering_seconds(self) -> float:
+        """Returns how long the shuffler worked on requests for slots and uploads, since its start.
+
+        Not a number if it does not tell.
+        """
+        try:
+            return shuffler_metric(self.secrets, self.shuffler_url, ANSWERING_SECONDS, ROUTES)
+        except (LocalError, httpx.HTTPError):
+            return math.nan
 
     def operator(self) -> Operator:
         """Opens the operator's client."""
@@ -150,8 +165,31 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     does not answer or a process of the generator does not start, and RemoteError if the target
     refuses its operator.
     """
-    chosen, screen = with_aggregation(preset("riverswim"), config.aggregation), LiveScreen()
-    spec = manual_spec(chosen.spec)
+    with _enrolled(config, target) as (credentials, screen):
+        return _load(config, target, credentials, screen)
+
+
+def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
+    """Loads the target at one rate after another, and returns the `capacity` of the network.
+
+    The first rate is ``config.rate``, every load takes ``config.seconds``. Raises as `run` does.
+    """
+    steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()
+    with _enrolled(config, target) as (credentials, screen):
+        while (rate := next_rate(tried, config.rate)) and rate * config.seconds <= MOST_REPORTS:
+            line(f"load {len(steps) + 1}, of at most {MOST_STEPS}: {rate:.3g} reports a second")
+            step = _load(replace(config, rate=rate), target, credentials, screen)
+            steps.append(step)
+            if step["interrupted"]:
+                break
+            tried.append((rate, step["verdict"]["limit"] == "none"))
+    return capacity(steps)
+
+
+@contextmanager
+def _enrolled(config: LoadConfig, target: Target) -> Iterator[tuple[list[Credential], LiveScreen]]:
+    """Enrols the generator's nodes, and revokes them afterwards; shows the live screen."""
+    screen = LiveScreen()
     live = Live(
         get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True
     )
@@ -160,15 +198,25 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
         credentials = enrol_nodes(target.secrets, target.shuffler_url, config.nodes, screen.advance)
         if not target.pids:  # a loopback target ends with the load
             stack.callback(revoke_nodes, target.secrets, target.shuffler_url, credentials)
+        yield credentials, screen
+
+
+def _load(
+    config: LoadConfig, target: Target, credentials: list[Credential], screen: LiveScreen
+) -> dict[str, Any]:
+    spec = manual_spec(with_aggregation(preset("riverswim"), config.aggregation).spec)
+    with ExitStack() as stack:
         feeder = stack.enter_context(Feeder(target.operator, spec, config.reports_a_batch))
         generator = stack.enter_context(Generator(assign(config, target, spec, credentials)))
         screen.phase(f"loading for {config.seconds:g} s", config.seconds)
+        before = target.answering_seconds()
         samples, interrupted = generator.watch(config.seconds, target.pids, screen.show)
+        answered = target.answering_seconds() - before
         screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
         with record_signals() as signals:
             feeder.settle(SETTLE_SECONDS, signals)
             batches = feeder.batches()
-    summary = summarize(config.summary(), samples, batches, len(generator.processes))
+    summary = summarize(config.summary(), samples, batches, len(generator.processes), answered)
     return summary | {"interrupted": interrupted or bool(signals), "trouble": feeder.trouble}
 
 

@@ -1,4 +1,4 @@
-"""The summary of a load test, with the rule that names its bottleneck. No I/O but writing files.
+"""The summary of a load test, with the rule that names its bottleneck. No I/O.
 
 A report's time by stage shows where the queue is; saturated processes show why. A process is
 saturated if its threads ran or waited for a processor for `SATURATED` of the time or more. Waiting
@@ -12,38 +12,36 @@ case that holds is the verdict:
 3. Most time is lost in sealing: also the generator; real nodes bring processors of their own.
 4. Most time is lost waiting for a batch, and the shuffler is not saturated: the coordinator, which
    opens messages too slowly. The reason says whether its opening processes are saturated.
-5. Most time is lost in requests: the shuffler. The reason is its processor if it is saturated, its
-   own limits if it answered 429, else its disk.
+5. Most time is lost in requests: the shuffler, if it is saturated or answered 429; the network, if
+   the shuffler worked on requests for less than `ANSWERING` of the time that nodes waited for
+   them; else the shuffler's database, which is what it waits for.
 
 If generator and services share the same processors and these are busy, the verdict of cases 2 to 5
 is the machine: more load needs a larger one. The stage still shows where the queue was.
 
-`summarize` turns samples into summary.json. `to_html` shows it as one file without scripts or
-external resources; charts are SVG in the reader's colour scheme, and each has a table.
+`summarize` turns samples into summary.json. A search for the capacity is a sequence of such
+summaries: `next_rate` chooses the next load, and `capacity` the summary to show.
 """
 
-import html
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import linear_regression
 from typing import Any, Literal
 
 from riffle.deploy.load.generator import Sample
 from riffle.deploy.network.processes import Usage
 
-CARRIED, SATURATED, BUSY = 0.98, 0.85, 0.95
+CARRIED, SATURATED, BUSY, ANSWERING = 0.98, 0.85, 0.95, 0.5
 PROMPT_SECONDS = 2.0
 GENERATOR = "generator "
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
 SETTLED = 0.3  # memory is judged after this share of the load, once caches and pools are full
-WIDTH, HEIGHT, LEFT, BOTTOM = 720, 200, 60, 24
-STROKES = ("", "6 3", "2 3", "8 3 2 3")  # dash patterns tell lines apart, besides colour
-MOST_ROWS = 20  # rows of a chart's table
 
-Limit = Literal["none", "generator", "coordinator", "shuffler", "machine"]
+MOST_STEPS, PRECISE = 12, 1.2  # loads in a search, and the ratio of rates at which it ends
+
+Limit = Literal["none", "generator", "coordinator", "shuffler", "database", "network", "machine"]
 Summary = dict[str, Any]
 
 
@@ -56,6 +54,8 @@ class Evidence:
     ``sealing``, ``opening``, ``shuffler`` and ``coordinator`` are demands in processors: of the
     busiest generator process, of an average process, and of the services (None if they run
     elsewhere). ``refused``: answers 429. ``busy``: the busy share of all processors' time.
+    ``answering``: the share of the time of requests for slots and uploads in which the shuffler
+    worked on them, None if unknown.
     """
 
     due: int
@@ -70,6 +70,7 @@ class Evidence:
     refused: int = 0
     same_cores: bool = False
     busy: float = 0.0
+    answering: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ def _bottleneck(evidence: Evidence) -> Verdict:
     if stage == "batch" and (evidence.shuffler is None or evidence.shuffler < SATURATED):
         why = f"no batch was open; {lost}; {_why_coordinator(evidence)}"
         return Verdict("coordinator", stage, why)
-    return Verdict("shuffler", stage, f"{lost}; {_why_shuffler(evidence)}")
+    limit, why = _slow_requests(evidence)
+    return Verdict(limit, stage, f"{lost}; {why}")
 
 
 def _why_coordinator(evidence: Evidence) -> str:
@@ -121,28 +123,76 @@ def _why_coordinator(evidence: Evidence) -> str:
     return f"it wants {coordinator:.2f} processors, each opening process {opening:.2f}"
 
 
-def _why_shuffler(evidence: Evidence) -> str:
-    if evidence.shuffler is None:
-        return "it runs elsewhere"
-    if evidence.shuffler >= SATURATED:
-        return f"its processor: it wants {evidence.shuffler:.2f}"
+def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
+    """Returns why requests take most of the time."""
+    answering, demand = evidence.answering, evidence.shuffler
+    if demand is not None and demand >= SATURATED:
+        return "shuffler", f"its processor: it wants {demand:.2f}"
     if evidence.refused:
-        return f"its own bounds: {evidence.refused} answers were 429"
-    return f"its disk: it wants only {evidence.shuffler:.2f} processors"
+        return "shuffler", f"its own bounds: {evidence.refused} answers were 429"
+    if answering is not None and answering < ANSWERING:
+        return "network", f"the shuffler worked on requests for only {answering:.0%} of their time"
+    if demand is None:
+        return "shuffler", "it runs elsewhere"
+    return "database", f"the shuffler waits for it, and wants only {demand:.2f} processors"
+
+
+def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None:
+    """Returns the next load of a search for the capacity, in reports a second; None at its end.
+
+    ``steps`` are the rates so far, and whether they were carried. The rate doubles until one is not
+    carried (or halves until one is); then the search halves the interval on a logarithmic scale.
+    """
+    carried = max((rate for rate, ok in steps if ok), default=0.0)
+    failed = min((rate for rate, ok in steps if not ok), default=math.inf)
+    if len(steps) >= MOST_STEPS or failed <= PRECISE * carried:
+        return None
+    if not steps:
+        return start
+    if failed == math.inf:
+        return 2 * carried
+    return math.sqrt(carried * failed) if carried else failed / 2
+
+
+def capacity(steps: Sequence[Summary]) -> Summary:
+    """Returns the summary of a search's least load that was not carried, else of the last one.
+
+    Its ``capacity`` has the largest carried rate in reports a second, and a row for each load.
+    """
+    rates_of = {step["parameters"]["rate"]: step for step in steps}
+    failed = [rate for rate, step in rates_of.items() if step["verdict"]["limit"] != "none"]
+    carried = max((rate for rate in rates_of if rate not in failed), default=0.0)
+    report = rates_of[min(failed)] if failed else steps[-1]
+    rows = {f"{rate:.3g}": _step(step) for rate, step in sorted(rates_of.items())}
+    return report | {"capacity": {"carried_a_second": carried, "steps": rows}}
+
+
+def _step(step: Summary) -> Summary:
+    latency, limit = step["reports"]["latency_from_due_ms"], step["verdict"]["limit"]
+    row = {"accepted a second": step["accepted_a_second"], "limit": limit}
+    return row | {f"{share}, ms": latency[share] for share in ("p50", "p99")}
 
 
 def summarize(
-    parameters: Summary, samples: Sequence[Sample], batches: list[Summary], generators: int
+    parameters: Summary,
+    samples: Sequence[Sample],
+    batches: list[Summary],
+    generators: int,
+    answered: float = math.nan,
 ) -> Summary:
     """Returns the content of summary.json: all measurements, and the verdict.
 
-    The use of processors is measured from the start to the last arrival.
+    The use of processors is measured from the start to the last arrival. ``answered``: seconds that
+    the shuffler worked on requests for slots and uploads, if known.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
     end = next(late, samples[-1])  # the last sample, if the load was interrupted
     used = {name: now.since(samples[0].use[name]) for name, now in end.use.items()}
     seconds = max(end.at, 1e-9)
     evidence = _evidence(parameters, samples, batches, used, generators)
+    stages = evidence.stages["lease"] + evidence.stages["upload"]
+    if not math.isnan(answered) and stages > 0:
+        evidence = replace(evidence, answering=answered / stages)
     return {
         "verdict": asdict(judge(evidence)),
         "parameters": parameters,
@@ -229,121 +279,10 @@ def rates(now: Sample, before: Sample) -> dict[str, float]:
     }
     row = {"at": now.at, "open": float(now.tally.open)}
     row |= {f"{name}_a_second": count / seconds for name, count in fresh.items()}
+    if (latency := now.tally.due.since(before.tally.due)).count:
+        row |= {f"p{share} ms": 1e3 * latency.quantile(share / 100) for share in (50, 95, 99)}
     for name, use in now.use.items():
         if name in before.use:
             row[f"{name} processors"] = use.since(before.use[name]).total / seconds
         row[f"{name} mib"] = use.rss / 2**20
     return row
-
-
-_STYLE = """
-:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.4; }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; display: block; overflow-x: auto; }
-th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid color-mix(in srgb,
-currentColor 25%, transparent); } td.n { text-align: right; font-variant-numeric: tabular-nums; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
-.axis { stroke: currentColor; opacity: .4; } polyline { fill: none; stroke-width: 1.6; }
-.l0 { stroke: #0b6bcb; } .l1 { stroke: #c2410c; } .l2 { stroke: #15803d; } .l3 { stroke: #7e22ce; }
-.verdict { font-size: 1.2rem; padding: .6rem 1rem; border-left: .3rem solid #0b6bcb; }
-"""
-
-
-def write_summary(folder: Path, summary: Summary) -> None:
-    """Writes ``summary.json``, which is complete, and ``load.html``."""
-    (folder / "load.html").write_text(to_html(summary), encoding="utf-8")
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-
-
-def to_html(summary: Summary) -> str:
-    """Returns the summary as one HTML file."""
-    reports, verdict, series = summary["reports"], summary["verdict"], summary["series"]
-    limit = "nothing" if verdict["limit"] == "none" else f"the {verdict['limit']}"
-    totals = {name: reports[name] for name in ("due", "accepted", "undecided", "messages")}
-    totals |= {n: summary[n] for n in ("seconds", "accepted_a_second", "messages_a_second")}
-    parts = [
-        f"<h1>Load test</h1><p class=verdict>Limited by <b>{_text(limit)}</b>: "
-        f"{_text(verdict['why'])}.</p>",
-        f"<p>{'It was interrupted. ' if summary.get('interrupted') else ''}"
-        "Latency counts from the time a report was due, whether or not the generator was free.</p>",
-        _table("Reports", totals),
-        _table("Rejected, by reason", reports["rejected"] or {"none": 0}),
-        _table("Answers that were no success, also those tried again", reports["answers"]),
-        _grid("Latency, ms", _latencies(reports)),
-        _chart("Reports a second", series, ["due", "accepted", "rejected"], "_a_second"),
-        _chart("Memory, MiB", series, list(summary["processes"]), " mib"),
-        _chart("Processors in use", series, list(summary["processes"]), " processors"),
-        _grid("Processes", summary["processes"]),
-        _grid("Memory", summary["memory"]),
-        _table("Parameters", summary["parameters"]),
-    ]
-    head = f"<meta charset=utf-8><title>Load test</title><style>{_STYLE}</style>"
-    viewport = '<meta name=viewport content="width=device-width">'
-    return f"<!doctype html><html lang=en>{head}{viewport}<body>{''.join(parts)}</body></html>\n"
-
-
-def _latencies(reports: Summary) -> Summary:
-    whole = {"from due": reports["latency_from_due_ms"], "upload": reports["latency_from_send_ms"]}
-    return whole | {f"of it {name}": row for name, row in reports["stages_ms"].items()}
-
-
-def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
-    """Returns lines over time with a table of evenly spaced samples (summary.json has all)."""
-    top = max([row.get(name + unit, 0.0) for row in rows for name in names], default=0.0) or 1.0
-    end = max([row["at"] for row in rows], default=1.0) or 1.0
-    lines = "".join(_line(rows, name + unit, i, end, top) for i, name in enumerate(names))
-    axes = (
-        f'<path class=axis d="M{LEFT} 8V{HEIGHT - BOTTOM}H{WIDTH}"/>'
-        f"<text x=4 y=16>{top:.4g}</text><text x=4 y={HEIGHT - BOTTOM}>0</text>"
-        f"<text x={WIDTH - 60} y={HEIGHT - 6}>{end:.0f} s</text>"
-    )
-    legend = ", ".join(
-        f"{_text(name)} ({'solid' if not STROKES[i % 4] else f'dashes {STROKES[i % 4]}'})"
-        for i, name in enumerate(names)
-    )
-    step = -(-len(rows) // MOST_ROWS)
-    shown = [row for i, row in enumerate(reversed(rows)) if i % step == 0][::-1]
-    cells = {
-        f"{row['at']:.1f}": {name: row.get(name + unit, "") for name in names} for row in shown
-    }
-    return (
-        f'<h2>{_text(title)}</h2><svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img '
-        f'aria-label="{_text(title)} over time">{axes}{lines}</svg><p>{legend}</p>'
-        f"<details><summary>as a table</summary>{_grid('', cells, 'second')}</details>"
-    )
-
-
-def _line(
-    rows: Sequence[Mapping[str, float]], name: str, number: int, end: float, top: float
-) -> str:
-    kept = [row for row in rows if name in row]
-    x = [LEFT + (WIDTH - LEFT) * max(row["at"], 0.0) / end for row in kept]
-    y = [8 + (HEIGHT - BOTTOM - 8) * (1 - row[name] / top) for row in kept]
-    points = " ".join(f"{left:.1f},{down:.1f}" for left, down in zip(x, y, strict=True))
-    dash = f' stroke-dasharray="{STROKES[number % 4]}"' if STROKES[number % 4] else ""
-    return f'<polyline class=l{number % 4}{dash} points="{points}"/>'
-
-
-def _table(title: str, rows: Mapping[str, object]) -> str:
-    body = "".join(f"<tr><td>{_text(name)}{_cell(value)}" for name, value in rows.items())
-    return f"<h2>{_text(title)}</h2><table>{body}</table>"
-
-
-def _grid(title: str, rows: Mapping[str, Mapping[str, object]], first: str = "") -> str:
-    columns = list(next(iter(rows.values()), {}))
-    head = "".join(f"<th scope=col>{_text(name)}" for name in [first, *columns])
-    body = "".join(
-        f"<tr><td>{_text(name)}" + "".join(_cell(row[column]) for column in columns)
-        for name, row in rows.items()
-    )
-    heading = f"<h2>{_text(title)}</h2>" if title else ""
-    return f"{heading}<table><tr>{head}{body}</table>"
-
-
-def _cell(value: object) -> str:
-    text = f"{value:,.4g}" if isinstance(value, float) else str(value)
-    return f"<td class=n>{_text(text)}"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value).replace("_", " "))

@@ -39,6 +39,10 @@ class Histogram:
         self.total += other.total
         self.largest = max(self.largest, other.largest)
 
+    def since(self, before: "Histogram") -> "Histogram":
+        """Returns the latencies recorded since ``before``, with the maximum of all so far."""
+        return Histogram(self.buckets - before.buckets, self.total - before.total, self.largest)
+
     def quantile(self, share: float) -> float:
         """Returns the upper edge of the bucket in which this share is reached; 0 if empty."""
         needed, seen = share * self.count, 0

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +98,19 @@ class LoopbackConfig:
         )
 
 
+def shuffler_metric(folder: Path, url: str, name: str, routes: Collection[str] = ()) -> float:
+    """Returns a metric of a shuffler, summed over its labels, or over these routes if any.
+
+    Raises LocalError if the folder has no token for it, and httpx.HTTPError if the shuffler does
+    not answer.
+    """
+    token = secrets.operator_token(folder, "shuffler_metrics_token")
+    with secrets.operator_client(folder, url, token) as client:
+        families = text_string_to_metric_families(client.get("/metrics").raise_for_status().text)
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(s.value for s in samples if not routes or s.labels["route"] in routes)
+
+
 class LoopbackNetwork:
     """A network that runs inside its ``with`` block.
 
@@ -156,13 +169,8 @@ class LoopbackNetwork:
 
         Raises httpx.HTTPError if one of them does not answer.
         """
-        token, total = secrets.operator_token(self.secrets, "shuffler_metrics_token"), 0.0
-        for url in self.shufflers.values():
-            with secrets.operator_client(self.secrets, url, token) as client:
-                page = client.get("/metrics").raise_for_status().text
-            for family in text_string_to_metric_families(page):
-                total += sum(s.value for s in family.samples if s.name == OPENING)
-        return total
+        urls = self.shufflers.values()
+        return sum(shuffler_metric(self.secrets, url, OPENING) for url in urls)
 
     def _start_all(self, step: Callable[[], None]) -> None:
         """Starts everything; calls ``step`` for every service that becomes ready and every node."""

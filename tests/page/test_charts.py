@@ -14,13 +14,12 @@ Rows = list[list[float | None]]
 BAND = ["mean over runs", "mean, low", "mean, high"]
 HEADERS = {
     "value": [
-        *("episodes", "private estimate", "estimate \u2212 radius", "estimate + radius"),
+        *("episodes counted", "private estimate", "estimate \u2212 radius", "estimate + radius"),
         *("stage's best", "true value (supplied)"),
     ],
-    "regret": ["episodes", "regret of this run", *BAND],
-    "truth": ["episodes", "value in this run", *BAND, "optimal value V*"],
+    "regret": ["episodes executed", "regret of this run", *BAND, "ceiling, V* K"],
+    "truth": ["episodes executed", "value in this run", *BAND, "optimal value V*"],
     "active": ["stage", "active policies"],
-    "privacy": ["batch", "spent", "budget"],
     "rate": ["batch", "messages/s"],
 }
 
@@ -29,7 +28,7 @@ HEADERS = {
 def answers(operator: Operator, small: Run) -> dict[str, Rows]:
     """What the tables of the run's charts must say, by chart."""
     run = small["id"]
-    truth, ledger = operator.true_values(run), operator.ledger(run)
+    truth = operator.true_values(run)
     stages = operator.stages(run)
     rows = operator.deployments(run)
     value = values(operator, run, rows, truth, stages)
@@ -37,15 +36,11 @@ def answers(operator: Operator, small: Run) -> dict[str, Rows]:
     none = [None] * len(BAND)
     return {
         "value": value,
-        "regret": [[x, regret, *none] for x, regret, _ in said],
+        "regret": [[x, regret, *none, x * truth["optimal_value"]] for x, regret, _ in said],
         "truth": [[x, true, *none, truth["optimal_value"]] for x, _, true in said],
         "active": [
             [0, stages[0]["active_before"]],
             *([one["stage"], one["active_after"]] for one in stages),
-        ],
-        "privacy": [
-            [one["deployment"], one["epsilon_upper"], small["spec"]["epsilon"]]
-            for one in ledger["entries"]
         ],
         "rate": rates(operator, run),
     }
@@ -92,7 +87,6 @@ def numbers(table: Locator) -> Rows:
 
 def opened_table(page: Page, name: str) -> Locator:
     chart = page.locator(f"#{name}-chart")
-    expect(chart.locator("canvas")).to_be_visible()
     chart.get_by_text("Data table").click()
     expect(chart.locator("tbody tr").first).to_be_visible()
     return page.locator(f"#{name}-chart-table")

@@ -31,7 +31,9 @@ UNNAMED = """() => {
 
 
 def complete(page: Page) -> None:
-    """Wait until everything of a finished run is drawn."""
+    """Opens all cards, and waits until everything of a finished run is drawn."""
+    expect(page.locator("#speed")).to_be_attached()
+    page.evaluate("for (const e of document.querySelectorAll('.card > details')) e.open = true")
     for part in ("#regret-chart canvas", ".policy-svg", "#times-table tbody tr"):
         expect(page.locator(part).first).to_be_visible()
     expect(page.locator("#batches-table tbody tr").first).to_contain_text("yes")

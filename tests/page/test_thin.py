@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page
 from riffle.deploy.network.loopback import LoopbackNetwork
 
 POINTS, LIMIT = 2000, 1000
-THINNED = "async ([lines, dots]) => (await import('/page/thin.js')).thinned(lines, dots)"
+THINNED = "async ([lines, dots]) => (await import('/page/chart.js')).thinned(lines, dots)"
 READ = """async ([series, columns]) => {
   const { chart } = await import("/page/chart.js");
   const one = chart("planted", "Planted", { x: "batch", series });

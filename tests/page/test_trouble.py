@@ -66,10 +66,10 @@ def test_a_short_and_a_rejected_batch_are_shown(
     messages = operator.conservation(run["id"])["batches"][1]["shuffler"]["messages_a_report"]
     expect(rows.nth(0)).to_contain_text(f"{(N - LIARS) * messages:,}")
     rejected, abandoned = cells(page.locator("#batches-table"))
-    assert abandoned[2:] == ["abandoned", "100", *["\u2013"] * 5, "yes"]
+    assert abandoned[2:] == ["abandoned", "100", *["\u2013"] * 6, "yes"]
     opened_messages = f"{(N - LIARS) * messages:,}"
     sent = ["100", "100", opened_messages, f"{LIARS * messages:,}"]
-    assert rejected[2:] == ["rejected", "100", *sent, "\u2013", "yes"]
+    assert rejected[2:] == ["rejected", "100", *sent, "\u221e", "\u2013", "yes"]
     expect(page.locator("#run")).to_contain_text(
         "deployment 1 (n=100) was rejected with 6 dishonest reports"
     )

@@ -52,7 +52,7 @@ def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> 
     assert summary["evidence"]["filled"] >= len(counted)
     assert set(summary["processes"]) == {"shuffler", "coordinator", "generator 1", "generator 2"}
     assert not [answer for answer in reports["answers"] if not answer.endswith("429")]
-    assert "Limited by" in (tmp_path / "load.html").read_text()
+    assert "Next: " in (tmp_path / "load.html").read_text()
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 

@@ -1,18 +1,21 @@
 """The summary and its HTML page, from samples that are made up here."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from riffle.deploy.load.generator import Sample
-from riffle.deploy.load.summary import summarize, to_html
+from riffle.deploy.load.html_page import to_html
+from riffle.deploy.load.summary import capacity, rates, summarize
 from riffle.deploy.load.tally import Tally
 from riffle.deploy.network.processes import Usage
 
 PARAMETERS: dict[str, Any] = {
     "seconds": 4.0,
+    "rate": 10.0,
     "generator_cores": [0],
     "service_cores": [1],
     "openers": 2,
@@ -77,20 +80,59 @@ def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     text = to_html(result)
     HTMLParser().feed(text)
     assert not re.search(r"(src|href)=|url\(|<script|@import", text)
-    assert "Limited by <b>the shuffler</b>" in text
+    assert "The limit is the shuffler" in text
+    assert "Next: give it a faster processor" in text
     assert "interrupted" in text
     assert "&lt;b&gt;" in text
-    assert text.count("<svg") == 3
-    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 9
+    assert text.count("<svg class=chart") == 5
+    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 13 == text.count("<svg class=key")
+    assert ".axis { fill: none" in text, "else every chart has a grey triangle"
+    assert not re.search(r"<table></table>|<h2>[^<]*</h2>(<h2>|</body>)", text), "empty sections"
+    assert "by reason" not in to_html(summary())
+
+
+def test_a_chart_has_ticks_up_to_its_largest_value() -> None:
+    axis = re.compile(r"<text class=end x=54 y=[\d.]+>([\d.,]+)</text>")
+    ticks = axis.findall(to_html(summary()).partition("Latency of")[0])
+    assert ticks == ["0", "2", "4", "6", "8", "10"]
+
+
+def test_latency_over_time_is_that_of_each_interval() -> None:
+    rows = summary()["series"]
+    assert [row["p50 ms"] for row in rows] == [pytest.approx(5000, rel=0.05)] * 6
+    idle = rates(replace(sample(4.0), at=5.0), sample(4.0))
+    assert "p50 ms" not in idle, "no report was accepted"
+
+
+def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
+    steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20, 40, 28)]
+    for step in steps[:2]:
+        step["verdict"] = {"limit": "none", "stage": "", "why": ""}
+    found = capacity(steps)
+    assert found["parameters"]["rate"] == 28
+    assert found["capacity"]["carried_a_second"] == 20
+    assert list(found["capacity"]["steps"]) == ["10", "20", "28", "40"]
+    text = to_html(found)
+    assert "Capacity: 20 reports a second. Beyond, the limit is the shuffler" in text
+    assert "Rates that were tried" in text
+    assert capacity(steps[:2])["verdict"]["limit"] == "none"
+    assert "at least 20 reports" in to_html(capacity(steps[:2]))
+
+
+def test_the_work_of_the_shuffler_is_a_share_of_the_time_of_requests() -> None:
+    samples = [sample(float(at)) for at in range(7)]
+    found = summarize(PARAMETERS, samples, [], 1, answered=30.5)["evidence"]
+    assert found["answering"] == pytest.approx(0.5)
+    assert summary()["evidence"]["answering"] is None
 
 
 @pytest.mark.parametrize(("seconds", "rows"), [(5, 5), (21, 11), (400, 20)])
 def test_every_chart_has_its_numbers(seconds: int, rows: int) -> None:
     samples = [sample(float(at)) for at in range(seconds + 1)]
     text = to_html(summarize(PARAMETERS, samples, [], 1))
-    tables = re.findall(r"<svg.*?<details>.*?<table>(.*?)</table></details>", text)
-    assert [table.count("<tr>") - 1 for table in tables] == [rows] * 3
-    reports, memory, processors = (
+    tables = re.findall(r"<svg class=chart.*?<details>.*?<table>(.*?)</table></details>", text)
+    assert [table.count("<tr>") - 1 for table in tables] == [rows] * 5
+    reports, _, _, processors, memory = (
         [row.split("<td class=n>") for row in re.split("<tr><td>", table)] for table in tables
     )
     assert reports[-1] == [f"{seconds}.0", "10", "5", "0"]

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from riffle.deploy.load.summary import BUSY, SATURATED, Evidence, judge
+from riffle.deploy.load.summary import (
+    BUSY,
+    MOST_STEPS,
+    PRECISE,
+    SATURATED,
+    Evidence,
+    judge,
+    next_rate,
+)
 from riffle.deploy.load.tally import STAGES
 
 
@@ -44,7 +52,11 @@ def evidence(stage: str, **changes: object) -> Evidence:
         (evidence("upload", shuffler=0.97), "shuffler", "its processor"),
         (evidence("lease", shuffler=0.97, refused=9), "shuffler", "its processor"),
         (evidence("lease", refused=9), "shuffler", "9 answers were 429"),
-        (evidence("upload"), "shuffler", "its disk"),
+        (evidence("upload"), "database", "wants only 0.50 processors"),
+        (evidence("upload", answering=0.4), "network", "only 40% of their time"),
+        (evidence("upload", answering=0.6), "database", "waits for it"),
+        (evidence("lease", answering=0.4, refused=9), "shuffler", "9 answers were 429"),
+        (evidence("upload", answering=0.4, shuffler=None), "network", "only 40%"),
         (evidence("upload", shuffler=None), "shuffler", "elsewhere"),
     ],
 )
@@ -52,6 +64,28 @@ def test_the_rule(measured: Evidence, limit: str, why: str) -> None:
     verdict = judge(measured)
     assert verdict.limit == limit
     assert why in verdict.why
+
+
+def searched(limit: float, start: float) -> list[float]:
+    """The rates that a search tries on a network that carries up to ``limit`` reports a second."""
+    steps: list[tuple[float, bool]] = []
+    while (rate := next_rate(steps, start)) is not None:
+        steps.append((rate, rate <= limit))
+    return [rate for rate, _ in steps]
+
+
+@pytest.mark.parametrize("limit", [0.7, 10, 47, 1_000])
+def test_a_search_ends_close_to_the_capacity(limit: float) -> None:
+    rates = searched(limit, 10)
+    assert len(rates) <= MOST_STEPS
+    carried = max(rate for rate in rates if rate <= limit)
+    failed = min(rate for rate in rates if rate > limit)
+    assert failed <= PRECISE * carried
+
+
+def test_a_search_is_bounded_where_nothing_or_everything_is_carried() -> None:
+    assert searched(0, 10) == [10 / 2**i for i in range(MOST_STEPS)]
+    assert searched(1e9, 10) == [10 * 2**i for i in range(MOST_STEPS)]
 
 
 def test_a_load_with_full_batches_needs_no_caveat() -> None:
