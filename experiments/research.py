@@ -379,6 +379,8 @@ def grid(
                     x = tuple(map(float, epsilons if kind == "epsilon" else Ks))
                     curves.append(Curve(line, runs, x))
                     check(runs[0].chosen)
+    if not curves:
+        raise ValueError("a sweep needs at least one environment, learner, epsilon and K")
     free = ", ".join(sorted(NOT_PRIVATE & {label_of(code) for code, _ in learners.values()}))
     note = AT_EQUAL_PRIVACY.format(beta=beta, free=free or "none")
     title = f"{', '.join(environments)}: regret"

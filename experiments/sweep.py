@@ -108,7 +108,8 @@ class Run:
 def identity(part: object) -> str:
     """Returns a name for a learner or an environment, with a digest of the caller's own code.
 
-    Raises ValueError if the code cannot be read, because results of other code could be mixed in.
+    Raises ValueError if the state of an environment cannot be read: results of another one could be
+    mixed in.
     """
     if isinstance(part, str):
         if not is_file_reference(part):
@@ -117,13 +118,25 @@ def identity(part: object) -> str:
     if isinstance(part, Modelled):
         mdp = part.mdp
         return f"{label_of(part)} {_digest(mdp.P.tobytes() + mdp.r.tobytes() + mdp.d1.tobytes())}"
-    made = not callable(part)
+    if callable(part):
+        return f"{label_of(part)} {_digest(_source(part))}"
     try:
-        source = inspect.getsource(type(part) if made else part).encode()  # type: ignore[arg-type]
-        return f"{label_of(part)} {_digest(source + (pickle.dumps(vars(part)) if made else b''))}"
-    except (OSError, TypeError, AttributeError, pickle.PicklingError) as error:
-        text = f"the code of {label_of(part)} cannot be read ({error}); put it in a file"
+        return f"{label_of(part)} {_digest(_source(type(part)) + pickle.dumps(vars(part)))}"
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        text = f"{label_of(part)} cannot be copied ({error}); give a function that makes it"
         raise ValueError(text) from error
+
+
+def _source(code: Any) -> bytes:  # noqa: ANN401
+    """Returns the source of a function, or of a class's methods; else their byte code."""
+    methods = list(vars(code).values()) if inspect.isclass(code) else [code]
+    texts = []
+    for method in filter(inspect.isfunction, methods):
+        try:
+            texts.append(inspect.getsource(method))
+        except OSError:  # typed into Python itself
+            texts.append(f"{method.__code__.co_code!r} {method.__code__.co_names}")
+    return "\n".join(texts).encode()
 
 
 def _digest(data: bytes) -> str:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from riffle.coordinator.learning.learner import Problem as Problem
     from riffle.coordinator.learning.learner import StageResult as StageResult
     from riffle.deploy.operator import Operator as Operator
+    from riffle.experiments.research import RegretCurve as RegretCurve
+    from riffle.experiments.research import Result as Result
+    from riffle.experiments.research import Sweep as Sweep
+    from riffle.experiments.research import simulate as simulate
+    from riffle.experiments.research import sweep as sweep
     from riffle.node_client.environments.gymnasium import (
         GymnasiumEnvironment as GymnasiumEnvironment,
     )
@@ -48,6 +53,7 @@ _MODULES = {
     ),
     "riffle.coordinator.learners.own": "OwnLearner estimate",
     "riffle.deploy.operator": "Operator",
+    "riffle.experiments.research": "RegretCurve Result Sweep simulate sweep",
     "riffle.node_client.environments.gymnasium": "GymnasiumEnvironment",
     "riffle.node_client.environments.registry": "make",
     "riffle.node_client.environments.tabular": (
