@@ -39,11 +39,12 @@ PATIENCE = 300
 WALK = os.environ.get("RIFFLE_WALK") == "1"
 
 
-def blocks(page: Path) -> list[tuple[str, str]]:
-    """Returns the kind and the text of each block."""
-    return re.findall(
-        r"^```(console|python)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
-    )
+def blocks(page: Path, section: str = "") -> list[tuple[str, str]]:
+    """Returns the kind and the text of each block, of the whole page or of a section."""
+    text = page.read_text()
+    if section:
+        text = text.split(section)[1].split("\n## ")[0]
+    return re.findall(r"^```(console|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(block: str) -> list[str]:

@@ -27,6 +27,7 @@ from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.processes import make_folder, probe
 from riffle.deploy.network.secrets import ROLES, STORAGE, inner_network
+from riffle.deploy.network.settings_files import SETTINGS_FILE
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.settings import Settings as ShufflerSettings
 
@@ -61,6 +62,7 @@ def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str
         findings += check_tokens(network)
         findings += check_encryption(network)
         findings += check_certificates(network, datetime.datetime.now(datetime.UTC))
+        findings += check_settings_files(network)
         file = network / "operator" / "ca.pem"
         ca_file = file if file.exists() else None
     return findings + [finding for url in urls for finding in check_service(url, ca_file)]
@@ -177,6 +179,17 @@ def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("settings", False, error.detail)
             continue
         yield Finding("settings", True, f"{role.prefix()}* are understood")
+
+
+def check_settings_files(network: Path) -> Iterator[Finding]:
+    """Checks the settings file of each role that has one in its folder."""
+    for role, folder in zip(ROLE_SETTINGS, ROLES, strict=False):
+        if (file := network / folder / SETTINGS_FILE).exists():
+            try:
+                role.load(file)
+                yield Finding("settings", True, f"{file} is understood")
+            except LocalError as error:
+                yield Finding("settings", False, f"{file}: {error.detail}")
 
 
 def _python() -> Finding:

@@ -21,8 +21,10 @@ from tests.asking import taken_up
 from tests.coordinator.world import RUN, SMALL, TOKEN, settings
 
 PROGRAM = """
+from riffle.common.process.journal import log_to_stderr
 from riffle.coordinator.app import run
 from riffle.coordinator.settings import Settings
+log_to_stderr("coordinator")
 run(Settings.load())
 """
 MANUAL = {**SMALL, "learner": "manual"}
@@ -51,7 +53,10 @@ def started(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], httpx.Cl
         f"RIFFLE_COORDINATOR_{k.upper()}": v if isinstance(v, str) else json.dumps(v)
         for k, v in fields.items()
     }
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=os.environ | environment)
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], env=os.environ | environment, stderr=log
+        )
     headers = {"Authorization": f"Bearer {TOKEN}"}
     url = f"http://127.0.0.1:{known.port}"
     try:
@@ -79,6 +84,8 @@ def test_streams_and_long_polls_end_when_it_leaves(tmp_path: Path) -> None:
     with started(tmp_path) as (process, client):
         assert client.post("/v1/runs", json=MANUAL).status_code == 201
         answer = taken_up(client, f"/v1/runs/{RUN}/deployment", wait=30)
+        with client.stream("GET", f"/v1/runs/{RUN}/events") as leaving:
+            next(leaving.iter_lines())
         with client.stream("GET", f"/v1/runs/{RUN}/events") as stream:
             lines = stream.iter_lines()
             assert next(lines) == "event: run_started"
@@ -88,6 +95,8 @@ def test_streams_and_long_polls_end_when_it_leaves(tmp_path: Path) -> None:
         assert answer.result().status_code == 404  # nothing is deployed yet
         assert process.wait(60) == 0
         assert time.monotonic() - signalled_at < GRACE_SECONDS
+    log = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert not [entry for entry in log if entry["level"] == "error"], "followers are no error"
 
 
 def test_tls_is_mandatory_off_loopback(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.load.run import LoadConfig, Target, assign
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.settings_files import OWNER, settings_of
 from riffle.experiments.presets import PRESETS, preset
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.rules import Demands, accept_deposit
@@ -39,7 +40,7 @@ from tests.deploy.test_compose import COMPOSE, POSTGRES, environment
 from tests.shuffler.world import COORDINATOR_KEY, public
 
 DOCS = Path(__file__).parents[2] / "docs"
-SECURITY, HOWTO = (DOCS / "security.md").read_text(), (DOCS / "howto.md").read_text()
+SECURITY = (DOCS / "security.md").read_text()
 ROW = re.compile(r"^\| ([\d.]+) \| ([\d.]+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
 Row = tuple[float, float, int, int, int]
 TABLE: list[Row] = [
@@ -100,13 +101,23 @@ def loopback(config: LoopbackConfig) -> dict[str, str]:
 
 COMPOSED = environment("shuffler") | environment("coordinator") | environment("nodes")
 OVERLAY = re.findall(r"^ +(RIFFLE_\w+): ([^*\n]+)$", POSTGRES, re.MULTILINE)
-EXPORTED = re.findall(r"(RIFFLE_(?:SHUFFLER|COORDINATOR|NODE)_[A-Z_]+)=([^\s`'{]+)", HOWTO)
+ELSEWHERE = "https://shuffler.example:8401"
+WRITTEN = {
+    f"RIFFLE_{prefix}_{name}": value
+    for role, prefix in (
+        ("shuffler", "SHUFFLER"),
+        ("coordinator", "COORDINATOR"),
+        ("nodes", "NODE"),
+    )
+    for name, value in settings_of(role, ELSEWHERE, ELSEWHERE, Path()).items()
+} | {f"RIFFLE_NODE_{name}": value for name, value in OWNER.items() if "USERS" not in name}
+"""What `riffle network init` writes."""
 GAMMA = RunSpec.model_fields["dishonest_fraction"].default
 SHIPPED: dict[str, tuple[Mapping[str, str], float]] = {
     "compose": (COMPOSED, preset("demo").spec.dishonest_fraction),
     "compose with replicas": (COMPOSED | dict(OVERLAY), preset("demo").spec.dishonest_fraction),
-    "by hand": ({}, GAMMA),
-    "how-tos": (dict(EXPORTED), GAMMA),
+    "defaults": ({}, GAMMA),
+    "by hand": (WRITTEN, GAMMA),
     **{f"table {row}": (chosen(row[0], row[1], row[2]), row[0]) for row in TABLE},
     **{
         f"up {name}": (
