@@ -33,9 +33,10 @@ from riffle.common.mechanism.counters import (
 from riffle.common.mechanism.parameters import Noise, Padding, honest_reports
 from riffle.common.mechanism.randomness import Randomness, draw_counts
 from riffle.common.protocol import descriptor as d
+from riffle.common.protocol.errors import PROBLEMS
 from riffle.common.protocol.verification import batch_event
 from riffle.common.protocol.wire import OpenBatches, frame
-from riffle.node_client.shuffler_client import ShufflerClient
+from riffle.node_client.users import opaque_id
 from riffle.shuffler.permutation import Keystream
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -520,7 +521,7 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
 
 def parsing_vectors() -> Json:
     """Texts that parse or not. ``repeat`` keeps the file small: a mark stands for a repetition."""
-    return {"vectors": [*_faults(), *_limits()]}
+    return {"vectors": [*_limits(), *_faults()]}
 
 
 def _faults() -> Iterator[Json]:
@@ -541,6 +542,10 @@ def _faults() -> Iterator[Json]:
         "a comma too many": ('"test_seed":null}', '"test_seed":null,}'),
         "text after the object": ('"test_seed":null}', '"test_seed":null}x'),
         "upper-case digits": (RUN_ID, RUN_ID.upper()),
+        "upper-case digits of a key": (
+            f"{KEYS['analyzer']['public']}",
+            f"{KEYS['analyzer']['public']}".upper(),
+        ),
         "a line feed in a name": ("shuffler-1", "shuffler-1\\n"),
         "a letter outside ASCII": ("shuffler-1", "shuffler-\\u0661"),
         "another version": ('"version":1', '"version":2'),
@@ -646,6 +651,7 @@ def _limits() -> Iterator[Json]:
         ("deployment", {"deployment": 2**53 - 1}, {"deployment": 2**53}),
         ("expires_at", {"expires_at": 2**53 - 1}, {"expires_at": 2**53}),
         ("n", {"n": top}, {"n": top + 1}),
+        ("shuffler_id", {"shuffler_id": "s" * 100}, {"shuffler_id": "s" * 101}),
         ("messages of a report", {"noise_slots": 65_534}, {"noise_slots": 65_535}),
         ("epoch_seconds", {"epoch_seconds": 3_162_240_000}, {"epoch_seconds": 3_162_240_001}),
         ("episode_seconds", {"episode_seconds": 1_296_000}, {"episode_seconds": 1_296_001}),
@@ -1124,7 +1130,15 @@ ACCOUNTED: dict[str, Json] = {
 
 def wire_vectors() -> Json:
     """The requests of a node, and how it reads answers: final, or to be repeated after a wait."""
-    return {"requests": asyncio.run(requests()), "answers": ANSWERS, "pins": PINS}
+    key = bytes(range(32))
+    people = ("ann@example.org", "Ann@example.org", "", "J\u00fcrgen")
+    return {
+        "requests": asyncio.run(requests()),
+        "answers": [*_answers()],
+        "pins": PINS,
+        "lease_requests": [{"users": n, "valid": 1 <= n <= 2_048} for n in (0, 1, 2_048, 2_049)],
+        "user_ids": [{"key": key.hex(), "name": n, "id": opaque_id(key, n)} for n in people],
+    }
 
 
 @dataclass
@@ -1144,6 +1158,8 @@ SHOWN_HEADERS = ("authorization", "content-type", "accept-encoding", "riffle-bat
 
 async def requests() -> list[Json]:
     """Returns the requests that the reference node makes, in the order of a batch."""
+    from riffle.node_client.shuffler_client import ShufflerClient  # noqa: PLC0415  (much to load)
+
     batch, user, lease = fields()["batch_id"], "11" * 16, secret("lease").hex()[:32]
     granted = {"user": user, "slot": 0, "lease": lease, "expires_at": NOW + 120}
     recorder = _Recorder(
@@ -1180,26 +1196,29 @@ def _answer(status: int, slug: str, detail: str = "No.") -> str:
     return json.dumps({"type": kind, "title": "Title", "status": status, "detail": detail})
 
 
-ANSWERS: list[Json] = [
-    {"status": 404, "body": _answer(404, "unknown-batch"), "final": "unknown-batch"},
-    {"status": 409, "body": _answer(409, "outdated-key"), "final": "outdated-key"},
-    {"status": 401, "body": _answer(401, "unauthorized"), "final": "unauthorized"},
-    {"status": 422, "body": _answer(422, "wrong-size"), "final": "wrong-size"},
-    {"status": 429, "body": _answer(429, "too-many-requests"), "retry_after": "7", "wait": 7},
-    {"status": 503, "body": _answer(503, "unavailable"), "retry_after": "100000", "wait": 300},
-    {"status": 408, "body": _answer(408, "too-slow"), "wait": 0},
-    {"status": 500, "body": _answer(500, "internal"), "wait": 0},
-    {"status": 409, "body": _answer(404, "unknown-batch"), "wait": 0},
-    {"status": 404, "body": _answer(404, "no-such-slug"), "wait": 0},
-    {"status": 404, "body": json.dumps({"detail": "Not Found"}), "wait": 0},
-    {"status": 404, "body": "<html>Not Found</html>", "wait": 0},
-    {"status": 404, "body": _answer(404, "unknown-batch")[:40], "wait": 0},
-    {"status": 404, "body": "[]", "wait": 0},
-    {"status": 302, "body": "", "wait": 0},
-    {"status": 503, "body": "", "retry_after": "-3", "wait": 0},
-    {"status": 503, "body": "", "retry_after": "soon", "wait": 0},
-]
-"""Answers. ``final``: the problem that ends the request. ``wait``: repeat it after so long."""
+def _answers() -> Iterator[Json]:
+    """Answers. ``final``: the problem that ends the request. ``wait``: repeat it after so long."""
+    for slug, (kind, _) in PROBLEMS.items():
+        temporary = kind in (408, 429) or kind >= 500
+        end: Json = {"wait": 0} if temporary else {"final": slug}
+        yield {"status": int(kind), "body": _answer(kind, slug)} | end
+    for status, body, after, wait in (
+        (429, _answer(429, "too-many-requests"), "7", 7),
+        (503, _answer(503, "unavailable"), "100000", 300),
+        (503, "", "-3", 0),
+        (503, "", "soon", 0),
+        (409, _answer(404, "unknown-batch"), None, 0),
+        (404, _answer(404, "no-such-slug"), None, 0),
+        (404, _answer(404, "unknown-batch").replace("riffle", "other"), None, 0),
+        (404, json.dumps({"detail": "Not Found"}), None, 0),
+        (404, "<html>Not Found</html>", None, 0),
+        (404, _answer(404, "unknown-batch")[:40], None, 0),
+        (404, "[]", None, 0),
+        (302, "", None, 0),
+    ):
+        header = {} if after is None else {"retry_after": after}
+        yield {"status": status, "body": body, **header, "wait": wait}
+
 
 PINS: list[Json] = [
     {"text": f"{'1f' * 32}\n", "keys": ["1f" * 32]},

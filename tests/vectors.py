@@ -6,6 +6,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from docs import make_vectors as vectors
 from riffle.common.accounting import BatchEvent, account
@@ -24,9 +26,10 @@ from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import LocalError, RemoteError, read_refusal
 from riffle.common.protocol.verification import read_pins
-from riffle.common.protocol.wire import frame, split_frames
+from riffle.common.protocol.wire import LeaseRequest, frame, split_frames
 from riffle.node_client.environments.tabular import Declaration
 from riffle.node_client.trust import Demands, accept
+from riffle.node_client.users import opaque_id
 from riffle.shuffler.permutation import Keystream
 
 Json = dict[str, Any]
@@ -315,6 +318,12 @@ def check_wire() -> None:
         else:
             assert isinstance(error, LocalError)
             assert (error.retry_after or 0) == row["wait"]
+    for row in found["lease_requests"]:
+        users = {"users": [f"{i:032x}" for i in range(row["users"])]}
+        with nullcontext() if row["valid"] else pytest.raises(ValidationError):
+            LeaseRequest.model_validate_json(json.dumps(users))
+    for row in found["user_ids"]:
+        assert opaque_id(bytes.fromhex(row["key"]), row["name"]) == row["id"]
     with TemporaryDirectory() as folder:
         for row in found["pins"]:
             file = Path(folder) / "pins"
@@ -332,9 +341,9 @@ CHECKS: dict[str, Callable[[], None]] = {
     "draws.json": check_draws,
     "wire.json": check_wire,
     "analyzer.json": check_analyzer,
+    "descriptors.json": check_descriptors,
     "parsing.json": check_parsing,
     "reports.json": check_reports,
-    "descriptors.json": check_descriptors,
     "refusals.json": check_refusals,
     "accountant.json": check_accountant,
 }
