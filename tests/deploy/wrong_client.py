@@ -1,0 +1,299 @@
+"""A small client with one switch for each mistake, for the tests of ``riffle conformance``."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+
+from riffle.common.mechanism import sums
+from riffle.common.mechanism.counters import CounterLayout, Episode
+from riffle.common.mechanism.parameters import Guarantee
+from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import SystemRandomness, draw_counts, word
+from riffle.common.mechanism.workflow import encode
+from riffle.common.protocol.descriptor import (
+    LABEL_DIGEST,
+    LABEL_MASK,
+    BatchDescriptor,
+    SignedDescriptor,
+    key_id,
+    parse,
+)
+from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT
+from riffle.deploy import offers
+from riffle.node_client.environments.builtin import MDPDocument
+from riffle.node_client.environments.tabular import TabularEnvironment
+from riffle.node_client.episode import run_episode
+from riffle.node_client.trust import Demands, accept
+
+MDP = MDPDocument(**offers.environment()).mdp()
+RANDOM = SystemRandomness()
+
+
+def _hmac(key: bytes, data: bytes) -> bytes:
+    digest = HMAC(key, SHA256())
+    digest.update(data)
+    return digest.finalize()
+
+
+def seal(public: bytes, info: bytes, text: bytes, aad: bytes = b"", private: bytes = b"") -> bytes:
+    """HPKE with everything that a client may get wrong as an argument."""
+    kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x01"
+
+    def extract(name: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
+        return _hmac(salt or bytes(32), b"HPKE-v1" + name + label + secret)
+
+    def expand(name: bytes, secret: bytes, label: bytes, info: bytes, size: int) -> bytes:
+        text = size.to_bytes(2, "big") + b"HPKE-v1" + name + label + info
+        return _hmac(secret, text + b"\x01")[:size]
+
+    own = X25519PrivateKey.from_private_bytes(private or os.urandom(32))
+    enc = own.public_key().public_bytes_raw()
+    dh = own.exchange(X25519PublicKey.from_public_bytes(public))
+    shared = expand(kem, extract(kem, b"", b"eae_prk", dh), b"shared_secret", enc + public, 32)
+    ids = extract(suite, b"", b"psk_id_hash", b""), extract(suite, b"", b"info_hash", info)
+    secret, context = extract(suite, shared, b"secret", b""), b"\x00" + b"".join(ids)
+    key, nonce = (
+        expand(suite, secret, name, context, n) for name, n in ((b"key", 16), (b"base_nonce", 12))
+    )
+    return enc + AESGCM(key).encrypt(nonce, text, aad)
+
+
+@dataclass
+class WrongClient:
+    """Serves batches until `serve` finds none; ``mistake`` is its one mistake ("" for none)."""
+
+    settings: dict[str, Any]
+    users: list[str]
+    mistake: str = ""
+    asked: list[str] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    kept: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        headers = {"Authorization": f"Bearer {self.settings['node_token']}"}
+        self.http = httpx.Client(base_url=self.settings["shuffler_url"], headers=headers, timeout=9)
+        s = self.settings
+        self.demands = Demands(
+            coordinator_key=bytes.fromhex(s["coordinator_key"]),
+            shuffler_key=bytes.fromhex(s["shuffler_key"]),
+            shuffler_id=s["shuffler_id"],
+            required=Guarantee(s["max_epsilon"], s["max_beta"], s["min_dishonest_fraction"]),
+            environment=s["environment"],
+            sizes=MDP.sizes,
+            reward_range=(0.0, 1.0),
+            declaration=MDP.declaration,
+            trust_models=tuple(s["trust_models"]),
+            aggregations=tuple(s["aggregations"]),
+            max_owner_share=s["max_owner_share"],
+            analyzer_keys=frozenset(s["analyzer_keys"]),
+            max_seconds=s["max_batch_seconds"],
+        )
+
+    def turn(self) -> bool:
+        """Serves every listed batch that it has not served; returns whether there was any."""
+        listed = self.http.get("/v1/batches?accepting=1").json()["batches"]
+        fresh = [row["batch_id"] for row in listed if row["batch_id"] not in self.done]
+        for batch_id in fresh:
+            self.done.add(batch_id)
+            self._serve(batch_id)
+        return bool(fresh)
+
+    def _serve(self, batch_id: str) -> None:
+        signed = self._signed(batch_id)
+        try:
+            accept(signed, batch_id, self.demands, __import__("time").time())
+        except RemoteError as error:
+            if not self.mistake.startswith("unchecked ") or self.mistake[10:] not in error.detail:
+                return
+        descriptor = json.loads(signed.descriptor)
+        leases = self._lease(batch_id, int(descriptor["n"]))
+        if leases:
+            self._report(batch_id, signed, leases)
+
+    def _signed(self, batch_id: str) -> SignedDescriptor:
+        answer = self.http.get(f"/v1/batches/{batch_id}")
+        return SignedDescriptor.model_validate_json(answer.content)
+
+    def _lease(self, batch_id: str, n: int) -> list[dict[str, Any]]:
+        if self.mistake == "user asked twice" and self.asked:
+            users = self.asked[:1] + self.users[: n - 1]
+        else:
+            users = self.users[:n]
+        reply = self._post(f"{batch_id}/leases", json.dumps({"users": users}).encode()).json()
+        now = __import__("time").time()
+        live = [each for each in reply["leases"] if each["expires_at"] > now]
+        if reply["leases"] and not live and self.mistake != "report after the lease":
+            return self._lease(batch_id, n)
+        taken = {each["user"] for each in reply["leases"]}
+        self.asked += taken
+        self.users = [user for user in self.users if user not in taken]
+        return list(reply["leases"])
+
+    def _post(self, path: str, body: bytes, **headers: str) -> httpx.Response:
+        return self.http.post(f"/v1/batches/{path}", content=body, headers=headers)
+
+    def _report(
+        self, batch_id: str, signed: SignedDescriptor, leases: list[dict[str, Any]]
+    ) -> None:
+        d = parse(signed.descriptor.encode()).descriptor
+        plain = [self._encode(d, lease["slot"]) for lease in leases]
+        for attempt in range(3):
+            again = attempt and self.mistake in {"redraws on a new key", "reseals on a retry"}
+            if again and self.mistake == "redraws on a new key":
+                plain = [self._encode(d, lease["slot"]) for lease in leases]
+            if not attempt or again:
+                body = self._body(signed, leases, plain)
+            try:
+                answer = self._upload(batch_id, signed, body)
+            except httpx.HTTPError:
+                if self.mistake == "no retry":
+                    return
+                continue
+            if answer.status_code == 409 and "outdated-key" in answer.text:
+                if self.mistake == "old key again":
+                    return
+                signed = self._signed(batch_id)
+                body = self._body(signed, leases, plain)
+            elif answer.status_code != 503 or self.mistake == "no retry":
+                return
+
+    def _upload(self, batch_id: str, signed: SignedDescriptor, body: bytes) -> httpx.Response:
+        used = key_id(bytes.fromhex(signed.batch_key))
+        headers = {"Riffle-Batch-Key": batch_id if self.mistake == "wrong header" else used}
+        if self.mistake == "no header":
+            headers = {}
+        return self._post(f"{batch_id}/reports", body, **headers)
+
+    # What is sent
+
+    def _episode(self, d: BatchDescriptor) -> Episode | None:
+        mixture, draw = d.mixture, word(RANDOM)
+        if self.mistake == "weights of 31 bits":
+            draw >>= 1
+        policy = mixture.pick(draw)
+        if self.mistake == "another policy":
+            policy = 1 - policy
+        low, high = d.reward_low, d.reward_high
+        if self.mistake == "reward range ignored":
+            low, high = 0.0, 1.0
+        episode = run_episode(TabularEnvironment(MDP), policy, (low, high), RANDOM)
+        assert episode is not None
+        if self.mistake == "reward rounded":
+            steps = zip(range(d.horizon), episode.states, episode.actions, strict=False)
+            means = np.array([(MDP.r[h, x, a] - low) / (high - low) for h, x, a in steps])
+            episode = replace(episode, rewards=np.rint(means).astype(np.int64))
+        if self.mistake == "no episode":
+            return None
+        return episode
+
+    def _encode(self, d: BatchDescriptor, slot: int) -> np.typing.NDArray[np.integer[Any]]:
+        """Returns a report's symbols, or its vector."""
+        layout, noise, episode = d.layout, d.to_noise(), self._episode(d)
+        wrong = self.mistake
+        if wrong == "step 0 for every step" and d.layer is not None:
+            layout = CounterLayout(d.sizes, d.families, 0, d.support)
+        if wrong == "noise of half p":
+            noise = replace(noise, p_numerator=noise.p_numerator // 2)
+        if d.trust != "shuffle" or d.word_bits:
+            return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
+        data = np.zeros(0, dtype=np.int64) if episode is None else layout.encode(episode)
+        counts = draw_counts(layout.counters, noise, RANDOM)
+        if wrong == "noise reused":
+            counts = self.kept.setdefault(d.batch_id, counts)
+        if wrong == "noise of a fixed seed":
+            size = layout.counters
+            counts = np.random.default_rng(slot).binomial(noise.bits, noise.p, size)
+        if wrong == "no noise":
+            counts[:] = 0
+        if wrong == "no noise in every other report":
+            counts[:] *= slot % 2
+        if wrong == "noise on every other counter":
+            counts[::2] = 0
+        if wrong == "noise on the other steps only":
+            counts[: layout.counters // 3] = 0
+        if wrong == "poisson noise":
+            counts = np.random.default_rng().poisson(noise.bits * noise.p, layout.counters)
+        if wrong == "episode sent twice":
+            data = np.concatenate([data, data])
+        if wrong == "other order of counters":
+            table = np.arange(layout.counters).reshape(*layout.shapes["joint"])
+            data = table.transpose(1, 0, 2, 3, 4).copy().reshape(-1).argsort()[data]
+        if wrong == "indices from 1":
+            data = data + 1
+        dummy = layout.dummy + {"dummy one too large": 1, "dummy one too small": -1}.get(wrong, 0)
+        ones = np.concatenate([data, np.repeat(np.arange(layout.counters), counts)])
+        report = np.full(d.padding.messages, dummy, dtype=np.int64)
+        report[: ones.size] = ones[: report.size]
+        return report[:-1] if wrong == "one message fewer" else report
+
+    def _body(
+        self, signed: SignedDescriptor, leases: list[dict[str, Any]], plain: list[Any]
+    ) -> bytes:
+        sealed = [self._seal(signed, report) for report in plain]
+        if self.mistake == "one seal for two slots":
+            sealed[1] = sealed[0]
+        ids = [bytes.fromhex(lease["lease"]) for lease in leases]
+        if self.mistake == "lease ids in hexadecimal":
+            ids = [lease.hex().encode() for lease in ids]
+        if self.mistake == "lease ids last":
+            return b"".join(r + i for i, r in zip(ids, sealed, strict=True))
+        return b"".join(i + r for i, r in zip(ids, sealed, strict=True))
+
+    def _digest(self, signed: SignedDescriptor) -> bytes:
+        data = signed.descriptor.encode()
+        if self.mistake == "descriptor written again":
+            data = json.dumps(json.loads(data), separators=(",", ":")).encode()
+        label = b"" if self.mistake == "digest without label" else LABEL_DIGEST
+        return hashlib.sha256(label + data).digest()
+
+    def _seal(self, signed: SignedDescriptor, report: np.typing.NDArray[Any]) -> bytes:
+        context, wrong, digest = (
+            parse(signed.descriptor.encode()),
+            self.mistake,
+            self._digest(signed),
+        )
+        d, batch_key = context.descriptor, bytes.fromhex(signed.batch_key)
+        analyzer = bytes.fromhex(d.analyzer_key)
+        inner, outer = LABEL_MESSAGE + digest, LABEL_REPORT + digest
+        if wrong == "labels exchanged":
+            inner, outer = LABEL_REPORT + digest, LABEL_MESSAGE + digest
+        if wrong == "label without zero byte":
+            inner = LABEL_MESSAGE[:-1] + digest
+        if wrong == "no info":
+            inner = outer = b""
+        if wrong == "inner seal to the batch key":
+            analyzer = batch_key
+        if wrong == "outer seal to the analyzer":
+            batch_key = analyzer
+        private = b"\x07" * 32 if wrong == "one ephemeral key" else b""
+        if d.word_bits:
+            vector = report.byteswap() if wrong == "words big-endian" else report
+            mask_info = (
+                LABEL_MESSAGE if wrong == "mask with another label" else LABEL_MASK
+            ) + digest
+            masked = sums.mask(vector, private or os.urandom(32), analyzer, mask_info)
+            if wrong == "no mask":
+                masked = masked[:32] + vector.tobytes()
+            return seal(batch_key, outer, masked)
+        order = "little" if wrong == "little-endian" else "big"
+        count, width = d.symbols.count, d.symbols.width
+        parts = [int(i).to_bytes(width, order) for i in report]  # type: ignore[arg-type]
+        if wrong == "bits in the other order":
+            parts = [int(f"{part[0]:08b}"[::-1], 2).to_bytes(1, "big") for part in parts]
+        texts = [b"".join(parts[i : i + count]) for i in range(0, len(parts), count)]
+        aad = b"" if wrong != "aad of messages" else digest
+        messages = b"".join(seal(analyzer, inner, text, aad, private) for text in texts)
+        return seal(batch_key, outer, messages, digest if wrong == "aad of the report" else b"")
+
+
+__all__ = ["Mixture", "WrongClient"]
