@@ -1,8 +1,7 @@
 """The batches that ``riffle conformance`` offers to a client: good ones, and ones with one fault.
 
 All are for one small environment whose transitions are certain, so that the law of every counter is
-known. A bad offer differs from a good one in one of the rules that a node must check
-(`node_client.trust`, and the strict parser).
+known. A bad offer breaks one of the checks that section 11 of docs/protocol.md numbers.
 """
 
 import hashlib
@@ -33,28 +32,19 @@ from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
-ENVIRONMENT = "File-v0"
-X, A, H = 5, 2, 3
-REPORTS = 40
-BATCH_SECONDS, LONGEST_SECONDS = 3_600, 86_400
+Json = dict[str, Any]
+ENVIRONMENT, SHUFFLER_ID, INDEX = "File-v0", "conformance", 7
+X, A, H, REPORTS = 5, 2, 3, 40
+LONGEST_SECONDS = 86_400
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
-"""What batches promise is exactly what the owner demands, but at a larger dishonest fraction."""
-REWARD_RANGE = (-1.0, 1.0)
-"""Declared range of rewards; the environment's is [0, 1]."""
-SHUFFLER_ID = "conformance"
-INDEX = 7
-"""Index of every batch in its run."""
-LOW_ORDER = bytes(32)
-COORDINATOR, SHUFFLER = "coordinator_signature", "shuffler_signature"
+"""Batches promise what the owner demands, at a larger dishonest fraction than the owner's."""
+LOW, HIGH = -1.0, 1.0
+"""The declared range of rewards; the environment's is [0, 1]."""
 BLANKS = (" ,", ": ")
 """Separators in descriptors. No JSON library writes these, so a client that parses a descriptor and
 writes it again gets another digest."""
-SEVERAL_BITS: dict[str, Any] = {
-    "noise": {"bits": 3, "p_numerator": 1, "p_log2": 4},
-    "noise_slots": 120,
-}
-
-Document = dict[str, Any]
+SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 4}, "noise_slots": 120}
+FAULTS = ("answer lost", "shuffler busy", "batch has a new key", "first leases are over")
 
 
 def next_state(h: int, x: int, a: int) -> int:
@@ -67,11 +57,11 @@ def reward(h: int, x: int, a: int) -> float:
     return (h + 2 * x + 3 * a + 2) % 5 / 4
 
 
-def _table(value: Any) -> list[Any]:  # noqa: ANN401
-    return [[[value(h, x, a) for a in range(A)] for x in range(X)] for h in range(H)]
+def _table(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    return tuple(tuple(tuple(value(h, x, a) for a in range(A)) for x in range(X)) for h in range(H))
 
 
-def environment() -> Document:
+def environment() -> Json:
     """Returns the environment as the document of an MDP."""
     P = _table(lambda h, x, a: [float(y == next_state(h, x, a)) for y in range(X)])
     return {"P": P, "r": _table(reward), "d1": [1.0] + [0.0] * (X - 1)}
@@ -84,21 +74,32 @@ MIXTURE = Mixture(POLICIES, np.array([3 * TOTAL_WEIGHT // 4, TOTAL_WEIGHT // 4],
 """The policies take other transitions at every step. A client that reads weights as 31 bits never
 draws the second one."""
 
-SUPPORT = Support(
-    start=(0,),
-    next=tuple(
-        tuple(tuple(tuple(sorted({y, (y + 1) % X})) for y in row) for row in step)
-        for step in _table(next_state)
-    ),
-)
-"""Two possible successors of every state and action; the second one never occurs."""
+
+def _support(*steps: int) -> Support:
+    """Returns a support that lists the certain successor plus each of ``steps``."""
+    next_states = _table(
+        lambda h, x, a: tuple(sorted((next_state(h, x, a) + step) % X for step in steps))
+    )
+    return Support((0,), next_states)
+
+
+def paths() -> tuple[Ints, Ints, npt.NDArray[np.float64]]:
+    """Returns every policy's states (M, H + 1), actions (M, H) and scaled rewards (M, H)."""
+    states = np.zeros((len(POLICIES), H + 1), dtype=np.int64)
+    actions, means = np.zeros((len(POLICIES), H), dtype=np.int64), np.zeros((len(POLICIES), H))
+    for k, h in product(range(len(POLICIES)), range(H)):
+        x = int(states[k, h])
+        a = actions[k, h] = int(POLICIES[k, h, x])
+        means[k, h] = (reward(h, x, a) - LOW) / (HIGH - LOW)
+        states[k, h + 1] = next_state(h, x, a)
+    return states, actions, means
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """A good batch: what is counted, under which trust model, and how it is sent.
 
-    ``fault`` is a fault of the network that the client must survive; "" for none.
+    ``fault`` is one of `FAULTS` of the network, which the client must survive, or "".
     """
 
     families: Families = "joint"
@@ -118,10 +119,7 @@ class Case:
         return ", ".join(parts + [self.fault] * bool(self.fault))
 
 
-FAULTS = ("answer lost", "shuffler busy", "batch has a new key", "first leases are over")
-
-
-def cases(
+def good_cases(
     families: Sequence[Families], trust: Sequence[Trust], aggregations: Sequence[Aggregation]
 ) -> list[Case]:
     """Returns the good batches for a client that knows these families, models, aggregations."""
@@ -129,13 +127,11 @@ def cases(
         (t, g) for t in trust for g in (aggregations if t == "shuffle" else ("messages",))
     ]
     ways = product(kinds, families, (None, 1), (False, True))
-    found = [Case(family, layer, support, *kind) for kind, family, layer, support in ways]
-    whole = found[0]
-    small = replace(whole, layer=1, support=True)
-    found += [replace(whole if f == FAULTS[2] else small, fault=f) for f in FAULTS]
-    if kinds[0] == ("shuffle", "messages"):
-        found.append(replace(whole, several_bits=True))
-    return found
+    cases = [Case(family, layer, support, *kind) for kind, family, layer, support in ways]
+    whole, small = cases[0], replace(cases[0], layer=1, support=True)
+    cases += [replace(whole if f == FAULTS[2] else small, fault=f) for f in FAULTS]
+    several = kinds[0] == ("shuffle", "messages")
+    return cases + [replace(whole, several_bits=True)] * several
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +145,13 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A batch as it is served under ``batch_id``: a good ``case``, or a ``fault`` in words."""
+    """A batch served as ``batch_id``: a good ``case``, or a ``fault`` that ``check`` finds."""
 
     batch_id: str
     signed: SignedDescriptor
     batch_key: KeyPair
     case: Case | None = None
+    check: int = 0
     fault: str = ""
 
 
@@ -163,42 +160,24 @@ def public(private: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def good_offer(case: Case, keys: Keys, batch_key: KeyPair | None = None) -> Offer:
+def good_offer(case: Case, keys: Keys) -> Offer:
     """Returns the offer of a good batch."""
-    document, pair = good_document(case, keys), batch_key or KeyPair.generate()
+    document, pair = _document(case, keys), KeyPair.generate()
     return Offer(document["batch_id"], sign(to_bytes(document), keys, pair.public), pair, case)
 
 
-def good_document(
-    case: Case,
-    keys: Keys,
-    mixture: Mixture = MIXTURE,
-    **changes: Any,  # noqa: ANN401
-) -> Document:
-    """Returns a new batch's descriptor, with the least noise; ``changes`` are those of the spec."""
-    fields: dict[str, Any] = {
-        "name": "conformance",
-        "environment": ENVIRONMENT,
-        "states": X,
-        "actions": A,
-        "horizon": H,
-        "support": SUPPORT if case.support else None,
-        "reward_low": REWARD_RANGE[0],
-        "reward_high": REWARD_RANGE[1],
-        "episodes": REPORTS,
-        "epsilon": EPSILON,
-        "beta": BETA,
-        "dishonest_fraction": GAMMA,
-        "trust": case.trust,
-        "aggregation": case.aggregation,
-        "families": case.families,
-        "batch_seconds": BATCH_SECONDS,
-    }
-    spec = RunSpec(**(fields | changes))
-    issuer = Issuer(SHUFFLER_ID, keys.analyzer.public.hex, time.time, spec.dishonest_fraction)
+def _document(case: Case, keys: Keys, mixture: Mixture = MIXTURE, **changes: Any) -> Json:  # noqa: ANN401
+    """Returns a new batch's descriptor with the least noise; ``changes`` are those of the spec."""
+    fields = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
+    fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
+    fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
+    fields |= {"trust": case.trust, "aggregation": case.aggregation, "families": case.families}
+    fields |= {"support": _support(0, 1) if case.support else None}
+    spec, analyzer = RunSpec(**(fields | changes)), keys.analyzer.public
+    issuer = Issuer(SHUFFLER_ID, analyzer.hex, time.time, spec.dishonest_fraction)
     deployment = Deployment(0, "manual", mixture, REPORTS, case.layer)
     issue = issuer.issue(os.urandom(16).hex(), spec, deployment, index=INDEX, step=INDEX)
-    document: Document = json.loads(issue.data)
+    document: Json = json.loads(issue.data)
     return document | (SEVERAL_BITS if case.several_bits else {})
 
 
@@ -224,144 +203,117 @@ def bad_offers(
     """Yields offers with one fault each, all made from the good batch ``base``.
 
     ``trust`` and ``aggregations`` are those that the owner allows. A low-order analyzer key is not
-    among the faults, because it could not be pinned.
+    among the faults: it would not be pinned.
     """
-    documents = [
-        *_strangers(keys, base),
-        *_outside(keys, base),
-        *_weak(keys, base),
-        *_disallowed(keys, trust, aggregations),
+    rows = [*_strangers(base, keys), *_malformed(base, keys), *_weak(base, keys)]
+    rows += [
+        (12, f"its trust model is {other}", _document(Case(trust=other), keys))
+        for other in get_args(Trust)
+        if other not in trust
     ]
-    documents += [(f"malformed: {fault}", document) for fault, document in _malformed(keys, base)]
-    for fault, document in documents:
-        yield _offer(fault, keys, document)
-    low = KeyPair(os.urandom(32), LOW_ORDER)
-    yield _offer("the batch key is a point of low order", keys, good_document(base, keys), low)
-    yield from _signed_wrongly(keys, base)
+    if "sums" not in aggregations:
+        rows.append((11, "its aggregation is sums", _document(Case(aggregation="sums"), keys)))
+    for check, fault, document in rows:
+        listed, pair = document.pop("listed", document["batch_id"]), KeyPair.generate()
+        signed = sign(to_bytes(document), keys, pair.public)
+        yield Offer(listed, signed, pair, None, check, fault)
+    yield from _signed_wrongly(base, keys)
 
 
-def _offer(fault: str, keys: Keys, document: Document, pair: KeyPair | None = None) -> Offer:
-    pair = pair or KeyPair.generate()
-    listed = document.pop("listed", document["batch_id"])
-    return Offer(listed, sign(to_bytes(document), keys, pair.public), pair, fault=fault)
-
-
-def _signed_wrongly(keys: Keys, base: Case) -> Iterator[Offer]:
+def _signed_wrongly(base: Case, keys: Keys) -> Iterator[Offer]:
     other = Keys()
-    for fault, name in (
-        ("the coordinator's signature is made with a key that is not pinned", COORDINATOR),
-        ("the shuffler's signature is made with a key that is not pinned", SHUFFLER),
-        ("the shuffler signed another batch key", "batch_key"),
-        ("the coordinator signed the bytes without their label", "bare"),
+    for check, fault in (
+        (2, "it has a member twice"),
+        (3, "the coordinator's signature is made with a key that is not pinned"),
+        (3, "the coordinator signed the bytes without their label"),
+        (4, "the shuffler's signature is made with a key that is not pinned"),
+        (4, "the shuffler signed another batch key"),
+        (23, "the batch key is a point of low order"),
     ):
-        document, pair = good_document(base, keys), KeyPair.generate()
-        data = to_bytes(document)
-        good, wrong = (sign(data, each, pair.public) for each in (keys, other))
+        document = _document(base, keys)
+        low = KeyPair(os.urandom(32), bytes(32))
+        data, pair = to_bytes(document), low if check == 23 else KeyPair.generate()
+        if check == 2:
+            data = data.replace(b"{", b'{"n": 1 ,', 1)
+        wrong, signed = sign(data, other, pair.public), sign(data, keys, pair.public)
         bare = Ed25519PrivateKey.from_private_bytes(keys.coordinator).sign(data).hex()
-        update = {
-            COORDINATOR: {COORDINATOR: wrong.coordinator_signature},
-            SHUFFLER: {SHUFFLER: wrong.shuffler_signature},
-            "batch_key": {"batch_key": other.analyzer.public.hex()},
-            "bare": {COORDINATOR: bare},
-        }[name]
-        yield Offer(document["batch_id"], good.model_copy(update=update), pair, fault=fault)
+        change = {
+            "the coordinator's": {"coordinator_signature": wrong.coordinator_signature},
+            "the coordinator s": {"coordinator_signature": bare},
+            "the shuffler's si": {"shuffler_signature": wrong.shuffler_signature},
+            "the shuffler sign": {"batch_key": other.analyzer.public.hex()},
+        }.get(fault[:17], {})
+        signed = signed.model_copy(update=change)
+        yield Offer(document["batch_id"], signed, pair, None, check, fault)
 
 
-def _strangers(keys: Keys, base: Case) -> Iterator[tuple[str, Document]]:
-    """Yields descriptors that are for somebody else, or for another time."""
-    now, document = int(time.time()), good_document(base, keys)
-    asked = batch_id(document["run_id"], INDEX + 1)
-    yield "its batch id is not the one asked for", document | {"listed": asked}
-    for fault, changes in (
-        ("its batch id does not follow from run and deployment", {"deployment": INDEX + 1}),
-        ("it is for another shuffler", {"shuffler_id": "another"}),
-        ("it is for another environment", {"environment": "RiverSwim-v0"}),
-        ("its analyzer key is not pinned", {"analyzer_key": KeyPair.generate().public.hex()}),
-        ("it expired an hour ago", {"expires_at": now - 3_600}),
-        ("it is open for longer than the owner allows", {"expires_at": now + 2 * LONGEST_SECONDS}),
-        ("it has a test seed", {"test_seed": 1}),
+Row = tuple[int, str, Json]
+
+
+def _strangers(base: Case, keys: Keys) -> Iterator[Row]:
+    """Yields descriptors that are for somebody else, for another time or another environment."""
+    now, document = int(time.time()), _document(base, keys)
+    asked = {"listed": batch_id(document["run_id"], INDEX + 1)}
+    for check, fault, changes in (
+        (5, "its batch id is not the one asked for", asked | document),
+        (6, "its batch id does not follow from run and deployment", {"deployment": INDEX + 1}),
+        (7, "it is for another shuffler", {"shuffler_id": "another"}),
+        (8, "it expired an hour ago", {"expires_at": now - 3_600}),
+        (9, "it is open for longer than the owner allows", {"expires_at": now + 172_800}),
+        (10, "its episodes may take longer than the owner allows", {"episode_seconds": 1_000_000}),
+        (13, "it has an epoch, and the owner allows none", {"epoch_seconds": 604_800}),
+        (15, "its analyzer key is not pinned", {"analyzer_key": KeyPair.generate().public.hex()}),
+        (16, "it is for another environment", {"environment": "RiverSwim-v0"}),
+        (18, "its reward range ends below a reward", {"reward_high": 0.5}),
+        (19, "it declares steps alike that differ", {"homogeneous": True}),
+        (21, "it has a test seed", {"test_seed": 1}),
     ):
-        yield fault, good_document(base, keys) | changes
-
-
-def _outside(keys: Keys, base: Case) -> Iterator[tuple[str, Document]]:
-    """Yields descriptors that do not fit the environment."""
+        yield check, fault, _document(base, keys) | changes
     wide = Mixture(np.concatenate([POLICIES, POLICIES[:, :, :1]], axis=2), MIXTURE.weights)
     fault = "it has one state more than the environment"
-    yield fault, good_document(replace(base, support=False), keys, wide, states=X + 1)
-    yield "its reward range ends below a reward", good_document(base, keys) | {"reward_high": 0.5}
-    yield "it declares steps alike that differ", good_document(base, keys) | {"homogeneous": True}
-    never = _table(lambda h, x, a: ((next_state(h, x, a) + 1) % X,))
-    narrow = Support((0,), tuple(tuple(map(tuple, step)) for step in never))
+    yield 17, fault, _document(base, keys, wide, states=X + 1, support=None)
     fault = "its support leaves out transitions that occur"
-    yield fault, good_document(base, keys, support=narrow)
+    yield 20, fault, _document(base, keys, support=_support(1))
 
 
-def _weak(keys: Keys, base: Case) -> Iterator[tuple[str, Document]]:
+def _weak(base: Case, keys: Keys) -> Iterator[Row]:
     """Yields descriptors whose guarantee is weaker than the owner demands, or than promised."""
-    yield "its epsilon is larger than the owner allows", good_document(base, keys, epsilon=4.5)
+    fault = "one owner may hold more of its slots than this owner allows"
+    yield 24, fault, _document(base, keys, dishonest_fraction=0.3)
+    yield 25, "its epsilon is larger than the owner's", _document(base, keys, epsilon=4.5)
     fault = "its epsilon is small enough only at a larger beta than the owner's"
-    yield fault, good_document(base, keys, beta=0.3)
-    document = good_document(base, keys)
+    yield 25, fault, _document(base, keys, beta=0.3)
+    document = _document(base, keys)
     document["guarantee"]["epsilon"] = EPSILON / 2
-    yield "it promises a smaller epsilon than its noise gives", document
-    document = good_document(base, keys, dishonest_fraction=0.3)
-    yield "one owner may hold more of its slots than this owner allows", document
-    if base.trust != "shuffle":
-        return
-    fault = "its epsilon is small enough only at a smaller dishonest fraction than the owner's"
-    yield fault, good_document(base, keys, dishonest_fraction=0.05)
-    if base.aggregation == "messages":
-        document = good_document(base, keys)
+    yield 26, "it promises a smaller epsilon than its noise gives", document
+    if base.trust == "shuffle":
+        fault = "its epsilon is small enough only at a smaller dishonest fraction than the owner's"
+        yield 25, fault, _document(base, keys, dishonest_fraction=0.05)
+    if (base.trust, base.aggregation) == ("shuffle", "messages"):
+        document = _document(base, keys)
         document["noise_slots"] = document["noise_slots"] * 2 // 3
-        yield "it drops noise so often that beta cannot pay for it", document
+        yield 25, "it drops noise so often that beta cannot pay for it", document
 
 
-def _disallowed(
-    keys: Keys, trust: Sequence[Trust], aggregations: Sequence[Aggregation]
-) -> Iterator[tuple[str, Document]]:
-    for other in get_args(Trust):
-        if other not in trust:
-            yield f"its trust model is {other}", good_document(Case(trust=other), keys)
-    if "sums" not in aggregations:
-        yield "its aggregation is sums", good_document(Case(aggregation="sums"), keys)
-
-
-def _malformed(keys: Keys, base: Case) -> Iterator[tuple[str, Document]]:
+def _malformed(base: Case, keys: Keys) -> Iterator[Row]:
     """Yields descriptors that a strict parser refuses, though both parties signed them."""
-    good = good_document(base, keys)
+    good = _document(base, keys)
     first, last = good["weights"]
     policies = json.loads(json.dumps(good["policies"]))
     policies[1][0][X - 1] = A
-    for fault, changes in (
-        ("a field is unknown", {"comment": ""}),
-        ("the version is 2", {"version": 2}),
-        ("n is a string", {"n": str(REPORTS)}),
-        ("the weights do not sum to 2^32", {"weights": [first, last - 1]}),
-        ("a policy has an action that does not exist", {"policies": policies}),
-        ("data_slots is too small", {"data_slots": good["data_slots"] - 1}),
-        ("the noise is of a kind for another trust model", {"noise": _other_noise(base)}),
-        ("owner_share is above the promised dishonest fraction", {"owner_share": 2 * GAMMA}),
-        ("word_bits does not fit the aggregation", {"word_bits": 24}),
-    ):
-        yield fault, good_document(base, keys) | changes
-    document = good_document(base, keys)
-    del document["reward_low"]
-    yield "the field reward_low is missing", document
-
-
-def _other_noise(base: Case) -> Document:
     kind = "flips" if base.trust != "local" else "laplace"
-    return {"kind": kind, "bits": 1, "p_numerator": 1 << 30, "p_log2": 32}
-
-
-def paths() -> tuple[Ints, Ints, npt.NDArray[np.float64]]:
-    """Returns every policy's states (M, H + 1), actions (M, H) and scaled rewards (M, H)."""
-    states, (low, high) = np.zeros((len(POLICIES), H + 1), dtype=np.int64), REWARD_RANGE
-    actions, means = np.zeros((len(POLICIES), H), dtype=np.int64), np.zeros((len(POLICIES), H))
-    for k, h in product(range(len(POLICIES)), range(H)):
-        x = int(states[k, h])
-        a = actions[k, h] = int(POLICIES[k, h, x])
-        means[k, h] = (reward(h, x, a) - low) / (high - low)
-        states[k, h + 1] = next_state(h, x, a)
-    return states, actions, means
+    other = {"kind": kind, "bits": 1, "p_numerator": 1 << 30, "p_log2": 32}
+    for fault, changes in (
+        ("it has an unknown member", {"comment": ""}),
+        ("its version is 2", {"version": 2}),
+        ("its n is a string", {"n": str(REPORTS)}),
+        ("its weights do not sum to 2^32", {"weights": [first, last - 1]}),
+        ("a policy has an action that does not exist", {"policies": policies}),
+        ("its data_slots do not follow from the counters", {"data_slots": good["data_slots"] + 1}),
+        ("its noise is of a kind for another trust model", {"noise": other}),
+        ("its owner_share is above the promised dishonest fraction", {"owner_share": 2 * GAMMA}),
+        ("its word_bits do not follow from the batch", {"word_bits": 24}),
+    ):
+        yield 2, fault, _document(base, keys) | changes
+    del good["reward_low"]
+    yield 2, "it lacks the member reward_low", good

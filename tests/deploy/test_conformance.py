@@ -5,11 +5,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from riffle.deploy import offers
-from riffle.deploy.conformance import Bench, Limits, serving, session, write_settings
-from riffle.deploy.offers import FAULTS, Case
+from riffle.deploy.conformance import Limits, Recorder, serving, session, write_settings
+from riffle.deploy.offers import Case
 from riffle.deploy.report_check import Finding
 from tests.deploy.wrong_client import WrongClient
 
@@ -29,9 +27,9 @@ def findings(
         trust, aggregations = ("shuffle",), ("messages",)
     faulty = list(offers.bad_offers(keys, cases[0], trust, aggregations)) if bad else []
     users = [secrets.token_hex(16) for _ in range(3 * 40 * len(cases))]
-    bench, over = Bench(keys, "token", users), threading.Event()
-    with serving(bench) as url:
-        settings = write_settings(folder, url, bench, trust, aggregations)
+    recorder, over = Recorder(keys, "token", users), threading.Event()
+    with serving(recorder) as url:
+        settings = write_settings(folder, url, recorder, trust, aggregations)
         client = WrongClient(settings, sorted(users), mistake)
 
         def run() -> None:
@@ -42,7 +40,7 @@ def findings(
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            return list(session(bench, cases, faulty, limits))
+            return list(session(recorder, cases, faulty, limits))
         finally:
             over.set()
             thread.join()

@@ -35,7 +35,7 @@ from riffle.node_client.environments.tabular import TabularEnvironment
 from riffle.node_client.episode import run_episode
 from riffle.node_client.trust import Demands, accept
 
-MDP = MDPDocument(**offers.environment()).mdp()
+MDP = MDPDocument.model_validate_json(json.dumps(offers.environment())).mdp()
 RANDOM = SystemRandomness()
 
 
@@ -97,6 +97,7 @@ class WrongClient:
             max_owner_share=s["max_owner_share"],
             analyzer_keys=frozenset(s["analyzer_keys"]),
             max_seconds=s["max_batch_seconds"],
+            max_episode_seconds=s["max_episode_seconds"],
         )
 
     def turn(self) -> bool:
@@ -170,8 +171,9 @@ class WrongClient:
     def _upload(self, batch_id: str, signed: SignedDescriptor, body: bytes) -> httpx.Response:
         used = key_id(bytes.fromhex(signed.batch_key))
         headers = {"Riffle-Batch-Key": batch_id if self.mistake == "wrong header" else used}
+        headers["Content-Type"] = "application/octet-stream"
         if self.mistake == "no header":
-            headers = {}
+            del headers["Riffle-Batch-Key"]
         return self._post(f"{batch_id}/reports", body, **headers)
 
     # What is sent
