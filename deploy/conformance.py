@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import Document, first_fault, key_id, parse
-from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError, RiffleError
+from riffle.common.protocol.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.deploy import offers
 from riffle.deploy.batch_check import BatchLaw, Test
@@ -43,6 +43,7 @@ from riffle.deploy.report_check import (
     read_report,
     wrong_size,
 )
+from riffle.node_client.users import opaque_id
 
 LOST, BUSY, NEW_KEY, OVER = FAULTS
 LEASE_SECONDS, EPISODE_SECONDS = 120, 7 * 86_400
@@ -106,10 +107,17 @@ Handler = Callable[[Request], Awaitable[Document | Response]]
 
 
 class Recorder:
-    """The shuffler that a client talks to; ``users`` are the people that its node may ask."""
+    """The shuffler that a client talks to.
+
+    ``users`` are the owner's ids of the people that the node may ask. A node may hide them under
+    ``users_key``. ``is_over`` tells whether the client has ended.
+    """
 
     def __init__(self, keys: Keys, token: str, users: Sequence[str]) -> None:
-        self.keys, self.token, self.users = keys, token, frozenset(users)
+        self.keys, self.token, self.users, self.users_key = keys, token, users, os.urandom(32)
+        self.people = {user: user for user in users}
+        self.people |= {opaque_id(self.users_key, user): user for user in users}
+        self.is_over: Callable[[], bool] = lambda: False
         self.served: dict[str, Served] = {}
         self.holders: dict[str, str] = {}
         self.mistakes: dict[str, MistakeError] = {}
@@ -211,8 +219,8 @@ class Recorder:
 
     def _refusal(self, user: str, served: Served) -> str | None:
         """Returns the problem for which a user gets no slot, if any."""
-        held = self.holders.get(user)
-        if user not in self.users:
+        held = self.holders.get(self.people.get(user, ""))
+        if user not in self.people:
             served.note("14", f"expected a user of the list; seen {user}")
         elif held is None:
             return None if served.free and not served.over else "batch-full"
@@ -223,12 +231,12 @@ class Recorder:
         return "user-unavailable"
 
     def _grant(self, user: str, served: Served, ends: int) -> str:
-        if held := self.holders.get(user):
+        if held := self.holders.get(self.people[user]):
             return held
         lease = os.urandom(wire.LEASE_BYTES).hex()
         served.slots[lease] = Slot(user, served.free[0], ends)
         if ends > time.time():
-            self.holders[user] = lease
+            self.holders[self.people[user]] = lease
         return lease
 
     async def _upload(self, request: Request) -> Document | Response:
@@ -276,7 +284,7 @@ class Recorder:
             served.note("13.7", "expected a frame to begin with the id of a lease of this batch")
             return
         earlier = [sent for key, sent in slot.tries if key is served.key]
-        served.repeated |= report in earlier
+        served.repeated |= bool(earlier)
         if any(sent != report for sent in earlier):
             served.note("13.7", "expected the same bytes when an upload is repeated; seen others")
         slot.tries.append((served.key, report))
@@ -357,7 +365,9 @@ def session(
     good = [recorder.offer(offers.good_offer(cases[0], recorder.keys))]
 
     def wait(done: Callable[[], bool]) -> None:
-        while not done() and time.monotonic() < min(end, recorder.changed_at + limits.idle):
+        while not (done() or recorder.is_over()):
+            if time.monotonic() > min(end, recorder.changed_at + limits.idle):
+                break
             time.sleep(0.05)
 
     def refused() -> bool:
@@ -365,6 +375,9 @@ def session(
             served.over |= time.monotonic() > served.looked_at + limits.grace
         return all(served.over for served in offered)
 
+    wait(lambda: recorder.changed_at < math.inf)
+    if math.isinf(recorder.changed_at):
+        raise LocalError("unavailable", "the client sent no request; did it end?")
     wait(refused)
     yield from map(_refusal, offered)
     good += [recorder.offer(offers.good_offer(case, recorder.keys)) for case in cases[1:]]
@@ -441,12 +454,13 @@ def write_settings(
     keys, analyzer = recorder.keys, recorder.keys.analyzer.public.hex()
     files = {
         "environment.json": offers.environment(),
-        "users.json": {NODE_ID: sorted(recorder.users)},
+        "users.json": {NODE_ID: list(recorder.users)},
         "credentials.json": [{"node_id": NODE_ID, "token": recorder.token}],
     }
     for name, document in files.items():
         (folder / name).write_text(json.dumps(document))
     (folder / "analyzer_keys").write_text(f"{analyzer}\n")
+    (folder / "users_key").write_text(recorder.users_key.hex())
     settings: dict[str, Any] = {
         "shuffler_url": url,
         "shuffler_id": offers.SHUFFLER_ID,
@@ -461,6 +475,7 @@ def write_settings(
         "max_episode_seconds": EPISODE_SECONDS,
         "trust_models": list(trust),
         "aggregations": list(aggregations),
+        "users_key_file": str(folder / "users_key"),
         "users_file": str(folder / "users.json"),
         "analyzer_keys_file": str(folder / "analyzer_keys"),
         "credentials_file": str(folder / "credentials.json"),

@@ -43,7 +43,7 @@ LOW, HIGH = -1.0, 1.0
 BLANKS = (" ,", ": ")
 """Separators in descriptors. No JSON library writes these, so a client that parses a descriptor and
 writes it again gets another digest."""
-SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 4}, "noise_slots": 120}
+SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 64}
 FAULTS = ("answer lost", "shuffler busy", "batch has a new key", "first leases are over")
 
 
@@ -131,7 +131,7 @@ def good_cases(
     whole, small = cases[0], replace(cases[0], layer=1, support=True)
     cases += [replace(whole if f == FAULTS[2] else small, fault=f) for f in FAULTS]
     several = kinds[0] == ("shuffle", "messages")
-    return cases + [replace(whole, several_bits=True)] * several
+    return cases + [replace(whole, support=True, several_bits=True)] * several
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,8 @@ def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
         ones <= layout.cells or special.bdtrc(ones - layout.cells - 1, N, p) > UNLIKELY
     )
     limit = 1 + bits * (p > 0)
-    detail = f"{ones} ones of counters; expected about {N * p:.4g} of noise, and up to {layout.cells} of data"
+    expected = f"expected about {N * p:.4g} of noise, and up to {layout.cells} of data"
+    detail = f"{ones} ones of counters; {expected}"
     yield Finding(likely, "noise", "7", detail)
     yield Finding(
         most <= limit, "counters", "7", f"at most {most} of one counter; expected up to {limit}"

@@ -1,14 +1,27 @@
-"""``riffle load``: the load that a network can carry. ``riffle bench``: Riffle's own speed."""
+"""``riffle load``: the load that a network can carry. ``riffle bench``: Riffle's own speed.
+``riffle conformance`` and ``check-report``: whether a client of other hands follows the protocol.
+"""
 
 import os
+import secrets
+import subprocess
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from riffle.common.mechanism.parameters import Aggregation
+from riffle.common.mechanism.counters import Families
+from riffle.common.mechanism.parameters import Aggregation, Trust
+from riffle.common.process.configuration import hex_file
+from riffle.common.process.plugins import unknown_name
+from riffle.common.protocol.descriptor import SignedDescriptor, parse
+from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.wire import LEASE_BYTES
+from riffle.deploy import conformance, offers
 from riffle.deploy.cli.options import Force, Out, is_given
 from riffle.deploy.cli.up import results
 from riffle.deploy.load.benchmark import (
@@ -28,7 +41,7 @@ from riffle.deploy.load.run import (
     loopback_target,
     run,
 )
-from riffle.deploy.network.processes import interrupt_on_termination
+from riffle.deploy.network.processes import interrupt_on_termination, make_folder
 from riffle.deploy.operator import COORDINATOR_URL
 from riffle.deploy.output import (
     Exit,
@@ -40,6 +53,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
+from riffle.deploy.report_check import BatchKeys, Finding, check_report
 from riffle.experiments.presets import customize, preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
@@ -208,3 +222,114 @@ def wire_command(
     if why := disturbance(document):
         progress.print(why, highlight=False)
     raise typer.Exit(Exit.NO if missed_bars(document) else Exit.DONE)
+
+
+@one_line_errors
+def conformance_command(
+    client: Annotated[
+        list[str] | None, typer.Argument(help="command that starts the client, after --")
+    ] = None,
+    families: Annotated[str, typer.Option(help="families that it knows")] = "joint,lean,paper",
+    trust: Annotated[str, typer.Option(help="trust models that it knows")] = "shuffle",
+    aggregations: Annotated[str, typer.Option(help="aggregations that it knows")] = "messages",
+    grace: Annotated[
+        float, typer.Option(help="seconds in which a client may take a bad batch it has fetched")
+    ] = 3.0,
+    idle: Annotated[float, typer.Option(help="seconds that a client may do nothing")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="longest time of all")] = 900.0,
+    out: Annotated[Path, typer.Option(help="folder for the client's settings")] = Path(
+        "runs/conformance"
+    ),
+    output: Output = "text",
+) -> None:
+    """Offer batches to a client that you wrote, and name its mistakes.
+
+    The client talks to a shuffler on loopback with throwaway keys; settings.json in the folder has
+    its settings, and so does the file that RIFFLE_CONFORMANCE names. It is offered batches that a
+    node must refuse, and good ones, with faults of the network. A correct client fails with
+    probability 1e-6. Exit code 1 if something is wrong. docs/protocol.md has the sections named.
+    """
+    folder, keys = out.absolute(), offers.Keys()
+    make_folder(folder)
+    models, sums = _named(trust, Trust), _named(aggregations, Aggregation)
+    cases = offers.good_cases(_named(families, Families), models, sums)
+    users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
+    recorder = conformance.Recorder(keys, secrets.token_urlsafe(32), users)
+    limits = conformance.Limits(grace, idle, seconds)
+    bad = list(offers.bad_offers(keys, cases[0], models, sums))
+    with interrupt_on_termination(), conformance.serving(recorder) as url:
+        conformance.write_settings(folder, url, recorder, models, sums)
+        progress.print(f"start the client with the settings in {folder / 'settings.json'}")
+        with _started(client or [], folder, recorder):
+            findings = list(conformance.session(recorder, cases, bad, limits))
+    _print_findings(findings, output)
+
+
+def _named(text: str, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    """Returns the names in a list with commas; raises ValueError if one is none of the kind's."""
+    names, known = tuple(text.split(",")), get_args(kind)
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown_name("name", name, known))
+    return names
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], folder: Path, recorder: conformance.Recorder
+) -> Iterator[None]:
+    """Runs a client during the block; its output goes to ``client.log``."""
+    if not command:
+        yield
+        return
+    environment = os.environ | {"RIFFLE_CONFORMANCE": str(folder / "settings.json")}
+    with (folder / "client.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        recorder.is_over = lambda: process.poll() is not None
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@one_line_errors
+def check_report_command(
+    descriptor: Annotated[
+        Path, typer.Argument(help="descriptor, or the shuffler's answer with it")
+    ],
+    report: Annotated[
+        Path, typer.Argument(help="report as uploaded, with its lease id or without")
+    ],
+    analyzer_key: Annotated[Path, typer.Option(help="file with the private key, 64 hex digits")],
+    batch_key: Annotated[Path, typer.Option(help="file with the batch's private key, likewise")],
+    output: Output = "text",
+) -> None:
+    """Say what is right and what is wrong about one report of a test batch.
+
+    Exit code 1 if something is wrong. docs/protocol.md has the sections named.
+    """
+    data, sealed = descriptor.read_bytes(), report.read_bytes()
+    if b'"batch_key"' in data:
+        data = SignedDescriptor.model_validate_json(data).descriptor.encode()
+    context = parse(data)
+    private, batch = hex_file("--analyzer-key", analyzer_key), hex_file("--batch-key", batch_key)
+    if KeyPair.from_private(private).public.hex() != context.descriptor.analyzer_key:
+        raise ValueError(f"{analyzer_key} is not the private half of the descriptor's analyzer_key")
+    if len(sealed) == context.descriptor.report_bytes + LEASE_BYTES:
+        sealed = sealed[LEASE_BYTES:]
+    _print_findings(list(check_report(BatchKeys(context, data, private, batch), sealed)), output)
+
+
+def _print_findings(findings: Sequence[Finding], output: Output) -> None:
+    well = all(finding.ok for finding in findings)
+    rows = [("ok" if f.ok else "WRONG", f.step, f.section, f.detail) for f in findings]
+    document = {"ok": well, "findings": [asdict(finding) for finding in findings]}
+    emit(document, output, lambda: table(("", "step", "section", "detail"), rows))
+    raise typer.Exit(Exit.DONE if well else Exit.NO)

@@ -21,7 +21,7 @@ COMPLETION = "_RIFFLE_COMPLETE"
 
 
 # Each command's module in this package, and its line of help, the first paragraph of the command's
-# docstring. The command's function, or its group, is named `<command>_command`.
+# docstring. The command's function, or its group, is named `<command>_command`, with underscores.
 COMMANDS = {
     "up": ("up", "Start a network on loopback, run to the end, write the results."),
     "run": ("up", "Run on a network that is up, follow the run to its end, write the results."),
@@ -41,6 +41,11 @@ COMMANDS = {
     "node": ("network", "Run one node for each credential. A file or RIFFLE_NODE_* configure it."),
     "bench": ("load", "Measure Riffle's own speed."),
     "load": ("load", "Load a network with real nodes and name its bottleneck."),
+    "conformance": ("load", "Offer batches to a client that you wrote, and name its mistakes."),
+    "check-report": (
+        "load",
+        "Say what is right and what is wrong about one report of a test batch.",
+    ),
     "doctor": ("network", "Check this machine and, if given, a network and its services."),
     "health": ("network", "Ask a service whether it is ready."),
     "network": ("network", "Create and change the secrets of a network."),
@@ -98,7 +103,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
             app.command(listed, help=summary)(riffle)
         return app
     module = import_module(f"riffle.deploy.cli.{COMMANDS[name][0]}")
-    command = getattr(module, f"{name}_command")
+    command = getattr(module, f"{name.replace('-', '_')}_command")
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)
     else:

@@ -1,46 +1,188 @@
-"""``riffle conformance`` finds and names each mistake of a client."""
+"""``riffle conformance`` finds and names each mistake of a client, and Riffle's node passes it."""
 
+import json
+import os
+import re
 import secrets
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from riffle.common.mechanism.parameters import Trust
 from riffle.deploy import offers
 from riffle.deploy.conformance import Limits, Recorder, serving, session, write_settings
-from riffle.deploy.offers import Case
+from riffle.deploy.offers import FAULTS, Case, Keys, Offer
 from riffle.deploy.report_check import Finding
+from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
 
-SMALL = Case("joint", 1, support=True)
+LOST, BUSY, NEW_KEY, OVER = FAULTS
+SMALL = Case(layer=1, support=True)
 WHOLE = Case()
+SUMS = Case(layer=1, aggregation="sums")
+CENTRAL = [Case(families, trust="central") for families in ("joint", "lean", "paper")]
+PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
+    "digest without label": ([SMALL], "a digest without its label"),
+    "descriptor written again": ([SMALL], "parsed and written again"),
+    "labels exchanged": ([SMALL], "the label b'riffle v1 message"),
+    "label without zero byte": ([SMALL], "label without its final zero byte"),
+    "no info": ([SMALL], "no label, no digest"),
+    "inner seal to the batch key": ([SMALL], "10 of 10 messages do not open.*the batch's key"),
+    "outer seal to the analyzer": ([SMALL], "the analyzer's key"),
+    "aad of messages": ([SMALL], "10 of 10 messages.*is the aad not empty"),
+    "aad of the report": ([SMALL], "is the aad not empty"),
+    "little-endian": ([WHOLE], "read as little-endian, all exist"),
+    "other order of counters": ([WHOLE], r"in the order \(family, x, h, a, x', r\)"),
+    "indices from 1": ([WHOLE], "with 1 added to every index"),
+    "step 0 for every step": ([Case("lean", 1)], "hold no episode"),
+    "one message fewer": ([SMALL], "10 messages of 49 bytes.*those of 9 messages"),
+    "dummy one too large": ([SMALL], "up to 12, the dummy's; seen 13"),
+    "dummy one too small": ([SMALL], "at most 2 ones of a counter"),
+    "no noise": ([SMALL], "noise of all counters.*seen 0"),
+    "noise reused": ([WHOLE], "the same noise in several"),
+    "noise of a fixed seed": ([WHOLE, WHOLE], "the same noise in several"),
+    "no noise in every other report": ([WHOLE], "least noise of one report: .*seen 0"),
+    "noise on every other counter": ([WHOLE], "counters with r = 0: .*seen 0"),
+    "noise on some steps only": ([WHOLE], "counters with h = 0: .*seen 0"),
+    "poisson noise": ([WHOLE], "at most 2 ones of a counter"),
+    "noise of half p": ([WHOLE], "noise of all counters"),
+    "episode sent twice": ([WHOLE], "beside one episode's|at most 2 ones"),
+    "another policy": ([WHOLE], "hold no episode of the batch's mixture"),
+    "no episode": ([WHOLE], "hold no episode of the batch's mixture"),
+    "weights of 31 bits": (CENTRAL, "reports with policy 1: expected about 30, seen 0"),
+    "reward rounded": (CENTRAL, "reward bits at step 0 of policy 0"),
+    "reward range ignored": (CENTRAL, "reward bits at step 0 of policy 0"),
+    "user asked twice": ([SMALL, SMALL], "each user to be asked once"),
+    "report after the lease": ([Case(layer=1, support=True, fault=OVER)], "after its lease's end"),
+    "lease ids in hexadecimal": ([SMALL], "seen 554 bytes"),
+    "lease ids last": ([SMALL], "a frame to begin with the id of a lease"),
+    "wrong header": ([SMALL], "the batch key's id in Riffle-Batch-Key"),
+    "no header": ([SMALL], "the batch key's id in Riffle-Batch-Key; seen None"),
+    "reseals on a retry": ([Case(layer=1, support=True, fault=LOST)], "the same bytes"),
+    "no retry": ([Case(layer=1, support=True, fault=LOST)], "upload again after a lost answer"),
+    "redraws on a new key": ([Case(layer=1, support=True, fault=NEW_KEY)], "the same messages"),
+    "old key again": ([Case(layer=1, support=True, fault=NEW_KEY)], "seen 0"),
+    "one ephemeral key": ([SMALL], "a new ephemeral key in every seal"),
+    "one seal for two slots": ([SMALL], "one seal for two"),
+    "bits in the other order": ([Case(trust="local")], "zeros after the last of 300 bits"),
+    "words big-endian": ([SUMS], "words are big-endian"),
+    "no mask": ([SUMS], "no mask was added"),
+    "mask with another label": ([SUMS], "the label b'riffle v1 message"),
+}
+"""Mistake, the batches that show it, and how it is named."""
+
+QUICK = [m for number, m in enumerate(MISTAKES) if number % 2 == 0]
+TRIED = QUICK if "RIFFLE_CONFORMANCE_MISTAKES" not in os.environ else list(MISTAKES)
+"""Half of them; RIFFLE_CONFORMANCE_MISTAKES=all tries all, in half a minute."""
+
+UNCHECKED = {
+    "coordinator's signature": (3, "the coordinator"),
+    "asked for": (5, "its batch id is not the one asked for"),
+    "the descriptor promises": (26, "it promises a smaller epsilon than its noise gives"),
+    "": (0, ""),
+}
+"""A part of the refusal that a client forgets, the check, and how its faults begin. The last client
+forgets all."""
+
+NODE = (sys.executable, "-P", "-m", "riffle.deploy.cli.main", "node")
+
+
+@pytest.fixture(scope="module")
+def bad() -> tuple[Keys, list[Offer]]:
+    keys = Keys()
+    return keys, list(offers.bad_offers(keys, WHOLE, ("shuffle",), ("messages",)))
+
+
+@contextmanager
+def running(recorder: Recorder, settings: Path, mistake: str) -> Iterator[None]:
+    """Runs a client with one mistake, in a thread."""
+    client = WrongClient(json.loads(settings.read_text()), list(recorder.users), mistake)
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            if not client.turn():
+                over.wait(0.02)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        client.http.close()
 
 
 def findings(
-    folder: Path, mistake: str, cases: Sequence[Case], bad: bool = False, only: str = ""
+    folder: Path,
+    mistake: str,
+    cases: Sequence[Case],
+    bad: tuple[Keys, list[Offer]] | None = None,
 ) -> list[Finding]:
-    keys, limits = (
-        offers.Keys(),
-        Limits(grace=0.3, idle=1.0 if "retry" in mistake or "again" in mistake else 10.0, all=60.0),
-    )
-    trust, aggregations = (("shuffle", "local", "central"), ("messages", "sums"))
-    if bad:
-        trust, aggregations = ("shuffle",), ("messages",)
-    faulty = list(offers.bad_offers(keys, cases[0], trust, aggregations)) if bad else []
-    users = [secrets.token_hex(16) for _ in range(3 * 40 * len(cases))]
-    recorder, over = Recorder(keys, "token", users), threading.Event()
+    keys, offered = bad or (Keys(), [])
+    trust: Sequence[Trust] = ["shuffle"] if bad else list({case.trust for case in cases})
+    sent = ["messages"] if bad else list({case.aggregation for case in cases})
+    users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
+    recorder = Recorder(keys, "token", users)
+    # These clients stop in the middle of a batch.
+    halts = mistake in {"no retry", "old key again", "lease ids last", "report after the lease"}
+    limits = Limits(grace=0.5, idle=1.5 if halts or "twice" in mistake else 15.0, all=60.0)
     with serving(recorder) as url:
-        settings = write_settings(folder, url, recorder, trust, aggregations)
-        client = WrongClient(settings, sorted(users), mistake)
+        write_settings(folder, url, recorder, trust, sent)
+        with running(recorder, folder / "settings.json", mistake):
+            return list(session(recorder, cases, offered, limits))
 
-        def run() -> None:
-            while not over.is_set():
-                if not client.turn():
-                    over.wait(0.02)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            return list(session(recorder, cases, faulty, limits))
-        finally:
-            over.set()
-            thread.join()
+@pytest.mark.parametrize("mistake", TRIED)
+def test_each_mistake_is_found_and_named(mistake: str, tmp_path: Path) -> None:
+    cases, named = MISTAKES[mistake]
+    wrong = [finding for finding in findings(tmp_path, mistake, cases) if not finding.ok]
+    assert any(re.search(named, finding.detail) for finding in wrong), wrong
+
+
+@pytest.mark.parametrize("detail", UNCHECKED)
+def test_each_forgotten_check_is_found(
+    detail: str, bad: tuple[Keys, list[Offer]], tmp_path: Path
+) -> None:
+    """A client that forgets a check takes the batches which it should refuse, and no others."""
+    check, begin = UNCHECKED[detail]
+    found = [f for f in findings(tmp_path, f"unchecked {detail}", [SMALL], bad) if not f.ok]
+    faulty = [o for o in bad[1] if check in {0, o.check} and o.fault.startswith(begin)]
+    assert [finding.step for finding in found] == [f"check {o.check}: {o.fault}" for o in faulty]
+    assert all("seen a request for slots" in finding.detail for finding in found)
+
+
+def test_a_right_client_passes_every_kind_of_batch(tmp_path: Path) -> None:
+    kinds: list[Case] = [SMALL, SUMS, CENTRAL[1], Case("paper", 1, True, trust="local")]
+    kinds += [Case(layer=1, support=True, fault=fault) for fault in FAULTS]
+    assert [finding for finding in findings(tmp_path, "", kinds) if not finding.ok] == []
+
+
+def test_riffles_own_node_passes(tmp_path: Path) -> None:
+    """In full it takes 20 seconds: `riffle conformance -- riffle node .../node.env`."""
+    command = ["conformance", "--families", "lean", "--out", str(tmp_path), "--format", "json"]
+    done = riffle(*command, "--grace", "0.5", "--", *NODE, str(tmp_path / "node.env"))
+    document = json.loads(done.stdout)
+    assert [each for each in document["findings"] if not each["ok"]] == []
+    assert document["ok"] and len(document["findings"]) > 40
+
+
+def test_every_section_that_is_named_exists(bad: tuple[Keys, list[Offer]]) -> None:
+    headings = set(re.findall(r"^##+ ([\d.]+?)\.? ", PROTOCOL.read_text(), re.MULTILINE))
+    folder = Path(__file__).parents[2] / "deploy"
+    text = "".join(
+        (folder / f"{name}.py").read_text()
+        for name in ("conformance", "batch_check", "report_check")
+    )
+    named = set(re.findall(r'"(\d+(?:\.\d)?)"', text))
+    assert named and named <= headings
+    checks = re.findall(r"^\| (\d+) \| .* \| `[a-z-]+` \|$", PROTOCOL.read_text(), re.MULTILINE)
+    # 1: no descriptor is so long. 14: only where epochs are allowed. 22: such a key is not pinned.
+    assert {str(each.check) for each in bad[1]} == set(checks) - {"1", "14", "22"}

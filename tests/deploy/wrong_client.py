@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,11 +15,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 
 from riffle.common.mechanism import sums
-from riffle.common.mechanism.counters import CounterLayout, Episode
-from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
+from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.randomness import SystemRandomness, draw_counts, word
 from riffle.common.mechanism.workflow import encode
+from riffle.common.protocol import hpke
 from riffle.common.protocol.descriptor import (
     LABEL_DIGEST,
     LABEL_MASK,
@@ -47,6 +48,8 @@ def _hmac(key: bytes, data: bytes) -> bytes:
 
 def seal(public: bytes, info: bytes, text: bytes, aad: bytes = b"", private: bytes = b"") -> bytes:
     """HPKE with everything that a client may get wrong as an argument."""
+    if not aad and not private:
+        return hpke.seal(public, info, text)
     kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x01"
 
     def extract(name: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
@@ -77,7 +80,7 @@ class WrongClient:
     mistake: str = ""
     asked: list[str] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.settings['node_token']}"}
@@ -112,7 +115,7 @@ class WrongClient:
     def _serve(self, batch_id: str) -> None:
         signed = self._signed(batch_id)
         try:
-            accept(signed, batch_id, self.demands, __import__("time").time())
+            accept(signed, batch_id, self.demands, time.time())
         except RemoteError as error:
             if not self.mistake.startswith("unchecked ") or self.mistake[10:] not in error.detail:
                 return
@@ -131,7 +134,7 @@ class WrongClient:
         else:
             users = self.users[:n]
         reply = self._post(f"{batch_id}/leases", json.dumps({"users": users}).encode()).json()
-        now = __import__("time").time()
+        now = time.time()
         live = [each for each in reply["leases"] if each["expires_at"] > now]
         if reply["leases"] and not live and self.mistake != "report after the lease":
             return self._lease(batch_id, n)
@@ -184,7 +187,7 @@ class WrongClient:
             draw >>= 1
         policy = mixture.pick(draw)
         if self.mistake == "another policy":
-            policy = 1 - policy
+            policy = 0 * policy
         low, high = d.reward_low, d.reward_high
         if self.mistake == "reward range ignored":
             low, high = 0.0, 1.0
@@ -209,34 +212,40 @@ class WrongClient:
         if d.trust != "shuffle" or d.word_bits:
             return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
         data = np.zeros(0, dtype=np.int64) if episode is None else layout.encode(episode)
-        counts = draw_counts(layout.counters, noise, RANDOM)
-        if wrong == "noise reused":
-            counts = self.kept.setdefault(d.batch_id, counts)
-        if wrong == "noise of a fixed seed":
-            size = layout.counters
-            counts = np.random.default_rng(slot).binomial(noise.bits, noise.p, size)
-        if wrong == "no noise":
-            counts[:] = 0
-        if wrong == "no noise in every other report":
-            counts[:] *= slot % 2
-        if wrong == "noise on every other counter":
-            counts[::2] = 0
-        if wrong == "noise on the other steps only":
-            counts[: layout.counters // 3] = 0
-        if wrong == "poisson noise":
-            counts = np.random.default_rng().poisson(noise.bits * noise.p, layout.counters)
-        if wrong == "episode sent twice":
-            data = np.concatenate([data, data])
-        if wrong == "other order of counters":
-            table = np.arange(layout.counters).reshape(*layout.shapes["joint"])
-            data = table.transpose(1, 0, 2, 3, 4).copy().reshape(-1).argsort()[data]
-        if wrong == "indices from 1":
-            data = data + 1
+        data = self._order(layout, data)
+        counts = self._noise(layout, noise, slot)
         dummy = layout.dummy + {"dummy one too large": 1, "dummy one too small": -1}.get(wrong, 0)
         ones = np.concatenate([data, np.repeat(np.arange(layout.counters), counts)])
         report = np.full(d.padding.messages, dummy, dtype=np.int64)
         report[: ones.size] = ones[: report.size]
         return report[:-1] if wrong == "one message fewer" else report
+
+    def _order(self, layout: CounterLayout, data: Ints) -> Ints:
+        if self.mistake == "episode sent twice":
+            return np.concatenate([data, data])
+        if self.mistake == "other order of counters":
+            table = np.arange(layout.counters).reshape(*layout.shapes["joint"])
+            return table.transpose(1, 0, 2, 3, 4).copy().reshape(-1).argsort()[data]
+        return data + 1 if self.mistake == "indices from 1" else data
+
+    def _noise(self, layout: CounterLayout, noise: Noise, slot: int) -> Ints:
+        C, wrong, seeded = layout.counters, self.mistake, np.random.default_rng(slot)
+        counts = draw_counts(C, noise, RANDOM)
+        if wrong == "noise reused":
+            return self.kept.setdefault("noise", counts)
+        if wrong == "noise of a fixed seed":
+            return seeded.binomial(noise.bits, noise.p, C)
+        if wrong == "poisson noise":
+            return np.random.default_rng().poisson(noise.bits * noise.p, C)
+        if wrong == "no noise in every other report":
+            return counts * (slot % 2)
+        zeros = {
+            "no noise": slice(None),
+            "noise on every other counter": slice(None, None, 2),
+            "noise on some steps only": slice(C // 3),
+        }
+        counts[zeros.get(wrong, slice(0))] = 0
+        return counts
 
     def _body(
         self, signed: SignedDescriptor, leases: list[dict[str, Any]], plain: list[Any]
@@ -296,6 +305,3 @@ class WrongClient:
         aad = b"" if wrong != "aad of messages" else digest
         messages = b"".join(seal(analyzer, inner, text, aad, private) for text in texts)
         return seal(batch_key, outer, messages, digest if wrong == "aad of the report" else b"")
-
-
-__all__ = ["Mixture", "WrongClient"]
