@@ -103,7 +103,7 @@ class BatchLaw:
     def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
         """Tells which reports (n, C + 1) may hold an episode of each policy: (n, M)."""
         found = [[counts[:, c].any(axis=1) for c in required] for required, _ in self.paths]
-        return np.array(found).all(axis=1).T
+        return np.asarray(np.array(found).all(axis=1).T)
 
     def mistakes(
         self, counts: Ints, seen: set[bytes], pooled: dict[str, Test]

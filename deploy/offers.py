@@ -168,7 +168,7 @@ def good_offer(case: Case, keys: Keys) -> Offer:
 
 def _document(case: Case, keys: Keys, mixture: Mixture = MIXTURE, **changes: Any) -> Json:  # noqa: ANN401
     """Returns a new batch's descriptor with the least noise; ``changes`` are those of the spec."""
-    fields = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
+    fields: Json = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
     fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
     fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
     fields |= {"trust": case.trust, "aggregation": case.aggregation, "families": case.families}

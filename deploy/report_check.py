@@ -193,8 +193,8 @@ def _rewritten(data: bytes) -> Iterator[bytes]:
     def shorten(number: str) -> float:
         return int(float(number)) if float(number).is_integer() else float(number)
 
-    for parse, keys, blanks in product((float, shorten), (False, True), ((",", ":"), (", ", ": "))):
-        document = json.loads(data, parse_float=parse)
+    for short, keys, blanks in product((False, True), (False, True), ((",", ":"), (", ", ": "))):
+        document = json.loads(data, parse_float=shorten if short else float)
         yield json.dumps(document, sort_keys=keys, separators=blanks).encode()
 
 
@@ -301,7 +301,7 @@ def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     limit = 1 + bits * (p > 0)
     expected = f"expected about {N * p:.4g} of noise, and up to {layout.cells} of data"
     detail = f"{ones} ones of counters; {expected}"
-    yield Finding(likely, "noise", "7", detail)
+    yield Finding(bool(likely), "noise", "7", detail)
     yield Finding(
         most <= limit, "counters", "7", f"at most {most} of one counter; expected up to {limit}"
     )

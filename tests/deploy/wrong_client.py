@@ -207,10 +207,10 @@ class WrongClient:
         wrong = self.mistake
         if wrong == "step 0 for every step" and d.layer is not None:
             layout = CounterLayout(d.sizes, d.families, 0, d.support)
+        if d.word_bits or not isinstance(noise, Noise):
+            return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
         if wrong == "noise of half p":
             noise = replace(noise, p_numerator=noise.p_numerator // 2)
-        if d.trust != "shuffle" or d.word_bits:
-            return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
         data = np.zeros(0, dtype=np.int64) if episode is None else layout.encode(episode)
         data = self._order(layout, data)
         counts = self._noise(layout, noise, slot)
