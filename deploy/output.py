@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
 from riffle.common.process.tables import Row, columns_of, csv_text
 from riffle.common.protocol.errors import LocalError, RiffleError
@@ -42,6 +43,23 @@ class Exit(IntEnum):
 
 class RunError(LocalError):
     """Raised if a run failed or was stopped: a negative result, although nothing was refused."""
+
+
+class Commands(TyperGroup):
+    """A group of commands whose usage errors quote the value; Typer's own do not."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (Typer's own types)
+        """Runs the command that the context names."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError  # noqa: PLC0415  (slow; for this message only)
+
+            if isinstance(error.__cause__, ValidationError):
+                value, text = error.__cause__.errors()[0]["input"], error.message
+                quoted = text if repr(value) in text else f"{text.rstrip('.')}, not {value!r}"
+                error.message = quoted.removeprefix("Value error, ")
+            raise
 
 
 P = ParamSpec("P")

@@ -103,6 +103,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
             app.command(listed, help=summary)(riffle)
         return app
     module = import_module(f"riffle.deploy.cli.{COMMANDS[name][0]}")
+    app.info.cls = import_module("riffle.deploy.output").Commands
     command = getattr(module, f"{name.replace('-', '_')}_command")
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name)

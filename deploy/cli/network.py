@@ -88,6 +88,10 @@ def enrol_command(
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(help="file of the credentials; default: nodes/credentials.json in FOLDER"),
+    ] = None,
     output: Output = "text",
 ) -> None:
     """Act as the shuffler's operator: enrol an owner's nodes and write their credentials."""
@@ -95,10 +99,10 @@ def enrol_command(
 
     names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]
     with steps("enrolling", owners * nodes) as shown:
-        count = enrol(folder, shuffler_url, names, nodes, users, shown.step)
+        count = enrol(folder, shuffler_url, names, nodes, users, shown.step, credentials)
     document = {"folder": str(folder), "owners": names, "nodes": nodes, "enrolled": count}
     who = f"owner {owner} has" if owners == 1 else f"each of {owners} owners has"
-    text = f"enrolled {count} nodes; {who} at least {nodes} in {folder / 'nodes/credentials.json'}"
+    text = f"enrolled {count} nodes; {who} at least {nodes} valid ones"
     emit(document, output, lambda: progress.print(text, soft_wrap=True))
 
 

@@ -235,14 +235,15 @@ def enrol(
     nodes: int,
     users: int,
     on_node: Callable[[], None] = lambda: None,
+    file: Path | None = None,
 ) -> int:
     """Enrols nodes, each for at most ``users`` users, until every owner has ``nodes`` valid ones.
 
-    Removes revoked nodes from the credentials file. Calls ``on_node`` after each enrolment; returns
-    their number. Raises as `enrol_node` does, and LocalError ``invalid-spec`` if the credentials
-    file is damaged.
+    Credentials are in ``file``, by default that of ``nodes/``; those of revoked nodes are removed.
+    Calls ``on_node`` after each enrolment; returns their number. Raises as `enrol_node` does, and
+    LocalError ``invalid-spec`` if the file is damaged.
     """
-    file = folder / "nodes" / "credentials.json"
+    file = file or folder / "nodes" / "credentials.json"
     try:
         credentials = _CREDENTIALS.validate_json(file.read_bytes()) if file.exists() else []
     except ValidationError as error:  # raised without its cause, which may show tokens
@@ -253,7 +254,9 @@ def enrol(
         _write(folder / "nodes" / "users_key", secrets.token_bytes(32).hex())
         valid = {node.node_id for node in listed if node.revoked_at is None}
         revoked = {node.node_id for node in listed} - valid
-        credentials = [each for each in credentials if each.node_id not in revoked]
+        if revoked & {each.node_id for each in credentials}:
+            credentials = [each for each in credentials if each.node_id not in revoked]
+            _write_credentials(file, credentials)
         held = Counter(each.owner for each in credentials if each.node_id in valid)
         ever = Counter(node.owner for node in listed)
         for owner in owners:
@@ -261,10 +264,14 @@ def enrol(
                 ever[owner] += 1
                 credentials.append(enrol_node(client, f"{owner}-{ever[owner]}", owner, users))
                 # A token is shown once, and an interrupted enrolment must not lose it.
-                _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
+                _write_credentials(file, credentials)
                 count += 1
                 on_node()
     return count
+
+
+def _write_credentials(file: Path, credentials: Iterable[Enrolment]) -> None:
+    _replace(file, json.dumps([each.model_dump() for each in credentials], indent=1))
 
 
 def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:

@@ -140,7 +140,13 @@ def test_a_revoked_node_is_replaced_and_never_counted(shuffler: tuple[Path, str]
     assert (enrolled(2), enrolled(2)) == (2, 0)
     revoked = operate("revoke", "clinic-1", str(secrets))
     assert revoked["owner"] == "clinic"
+    assert enrolled(1) == 0
+    assert revoked["node_id"] not in {node["node_id"] for node in credentials(secrets)}
     assert enrolled(2) == 1, "two valid ones, not two credentials"
+    own = ("enrol", str(secrets), "--owner", "other", "--users", "7", "--credentials")
+    assert operate(*own, str(secrets / "other.json"))["enrolled"] == 1
+    assert "other" not in {node["owner"] for node in credentials(secrets)}
+    assert [node["owner"] for node in json.loads((secrets / "other.json").read_text())] == ["other"]
     mine = [node["node_id"] for node in credentials(secrets) if node["owner"] == "clinic"]
     assert len(mine) == 2 and revoked["node_id"] not in mine
     listed = operate("nodes", str(secrets))
