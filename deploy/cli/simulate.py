@@ -13,7 +13,7 @@ from riffle.deploy.output import Output, emit, line, one_line_errors, table
 
 
 @one_line_errors
-@expand_options(without=["batch_seconds", "reissues"])
+@expand_options(without=["batch_seconds", "episode_seconds", "reissues"])
 def simulate_command(
     context: typer.Context,
     options: RunOptions,
