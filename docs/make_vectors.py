@@ -31,11 +31,13 @@ from riffle.common.mechanism.counters import (
     Support,
 )
 from riffle.common.mechanism.parameters import Noise, Padding, honest_reports
-from riffle.common.mechanism.randomness import Randomness, draw_counts
+from riffle.common.mechanism.randomness import Randomness, bernoulli, draw_counts
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol.errors import PROBLEMS
+from riffle.common.protocol.hpke import open_histogram
 from riffle.common.protocol.verification import batch_event
 from riffle.common.protocol.wire import OpenBatches, frame
+from riffle.node_client.episode import reward_mean
 from riffle.node_client.users import opaque_id
 from riffle.shuffler.permutation import Keystream
 
@@ -645,7 +647,7 @@ def _limits() -> Iterator[Json]:
     narrow = {"states": 1, "policies": [[[0], [0]]], "weights": [top]}
     long = one | {"states": 1, "policies": [["@rows", [0]]]}
     many = {"policies": ["@policies", [[0, 1], [1, 0]]]}
-    share, half = 1 << 20, 1 << 19
+    share, half, flips, raw = 1 << 20, 1 << 19, WORKFLOWS["local"], WORKFLOWS["central"]
     fits = _largest_fit(noise)
     cases: tuple[tuple[Any, ...], ...] = (
         ("deployment", {"deployment": 2**53 - 1}, {"deployment": 2**53}),
@@ -656,6 +658,14 @@ def _limits() -> Iterator[Json]:
         ("epoch_seconds", {"epoch_seconds": 3_162_240_000}, {"epoch_seconds": 3_162_240_001}),
         ("episode_seconds", {"episode_seconds": 1_296_000}, {"episode_seconds": 1_296_001}),
         ("p_log2", {"noise": noise | {"p_log2": 32}}, {"noise": noise | {"p_log2": 33}}),
+        (
+            "flips",
+            *(flips | {"noise": FLIPS | {"p_numerator": k}} for k in ((1 << 31) - 1, 1 << 31)),
+        ),
+        ("fewest flips", *(flips | {"noise": FLIPS | {"p_numerator": k}} for k in (1, 0))),
+        ("laplace", *(raw | {"noise": LAPLACE | {"p_numerator": k}} for k in (top - 1, top))),
+        ("least laplace", *(raw | {"noise": LAPLACE | {"p_numerator": k}} for k in (1, 0))),
+        ("binomial", *(raw | {"noise": FAIR | {"bits": k}} for k in (1, 0))),
         ("actions", narrow | {"actions": 1_000}, narrow | {"actions": 1_001}),
         (
             "horizon",
@@ -817,6 +827,7 @@ def draw_vectors() -> Json:
     """Draws from given bytes. A node may draw in other ways that have exactly the same law."""
     return {
         "policies": _policy_draws(),
+        "rewards": [*_reward_draws()],
         "flips": _flip_draws(),
         "overflow": _overflow_draws(),
         "noise": [_noise_draw(*row) for row in NOISE_DRAWS],
@@ -829,6 +840,16 @@ def _policy_draws() -> list[Json]:
     first = mixture.policies[0].tolist()
     chosen = [(w, 0 if mixture.pick(w).tolist() == first else 1) for w in words]
     return [{"weights": [1 << 30, 3 << 30], "word": w, "policy": number} for w, number in chosen]
+
+
+def _reward_draws() -> Iterator[Json]:
+    for low, high, reward in ((0.0, 1.0, 0.25), (-2.0, 2.0, 1.0), (0.0, 1.0, 0.0), (0.0, 1.0, 1.0)):
+        edge = int((reward - low) / (high - low) * (1 << 53))
+        for word in sorted({max(0, edge - 1), min(edge, (1 << 53) - 1)}):
+            data = (word << 11 | 0x7FF).to_bytes(8, "little")
+            bit = bernoulli(Bytes(data), reward_mean(reward, (low, high)))  # type: ignore[arg-type]
+            row = {"reward_low": low, "reward_high": high, "reward": reward}
+            yield row | {"word_le": data.hex(), "bit": bit}
 
 
 def _flip_draws() -> list[Json]:
@@ -1015,6 +1036,7 @@ def analyzer_vectors() -> Json:
     """The permutation, the counts of messages, and the sum of masked vectors."""
     return {
         "permutations": [_permutation(size) for size in (1, 2, 5, 40)],
+        "opened": _opened(),
         "debias": [*_debias()],
         "sum": _summed(),
     }
@@ -1024,6 +1046,20 @@ def _permutation(size: int) -> Json:
     key = secret(f"permutation {size}")
     order = shuffle_model.permutation(size, Keystream(key)).tolist()
     return {"key": key.hex(), "size": size, "order": order}
+
+
+def _opened() -> Json:
+    """Messages of a hand-over. One does not open and two name no counter: these have failed."""
+    context, public = context_of(written()), x25519(ANALYZER)
+    texts = (b"\x06", b"\x20", b"\x06", b"\x21", b"\xff", b"\x00", b"\x1f")
+    info = context.message_info
+    seals = [seal(secret(f"opened {i}"), public, info, text) for i, text in enumerate(texts)]
+    seals.append(seal(secret("opened"), public, context.report_info, b"\x06"))
+    width, counters = context.descriptor.layout.width, context.descriptor.layout.counters
+    made = open_histogram(ANALYZER, info, b"".join(seals), width, counters)
+    row = {"private": ANALYZER.hex(), "info": info.hex(), "width": width, "counters": counters}
+    row |= {"messages": b"".join(seals).hex()}
+    return row | {"histogram": made[0].tolist(), "failed": made[1]}
 
 
 def _debias() -> Iterator[Json]:
@@ -1252,7 +1288,7 @@ def text_of(content: Json) -> str:
     lines = []
     for name, value in content.items():
         if isinstance(value, list):
-            rows = ",\n".join(json.dumps(each) for each in value)
+            rows = ",\n".join(json.dumps(each, separators=(",", ":")) for each in value)
             lines.append(f'"{name}": [\n{rows}\n]')
         else:
             lines.append(f'"{name}": {json.dumps(value)}')

@@ -21,13 +21,15 @@ from riffle.common.accounting import BatchEvent, account
 from riffle.common.mechanism import shuffle_model, sums, workflow
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes, Support
 from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
-from riffle.common.mechanism.randomness import draw_counts, word
+from riffle.common.mechanism.randomness import bernoulli, draw_counts, word
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import hpke
 from riffle.common.protocol.errors import LocalError, RemoteError, read_refusal
 from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import LeaseRequest, frame, split_frames
 from riffle.node_client.environments.tabular import Declaration
+from riffle.node_client.episode import reward_mean
+from riffle.node_client.sealing import SealKeys, mask_reports, pack, seal_reports
 from riffle.node_client.trust import Demands, accept
 from riffle.node_client.users import opaque_id
 from riffle.shuffler.permutation import Keystream
@@ -203,6 +205,10 @@ def check_draws() -> None:
         assert mixture.weights.tolist() == row["weights"]
         drawn: Any = vectors.Bytes(row["word"].to_bytes(4, "little"))
         assert np.array_equal(mixture.pick(word(drawn)), mixture.policies[row["policy"]])
+    for row in found["rewards"]:
+        mean = reward_mean(row["reward"], (row["reward_low"], row["reward_high"]))
+        drawn = vectors.Bytes(bytes.fromhex(row["word_le"]))
+        assert bernoulli(drawn, mean) == row["bit"]
     for row in found["flips"]:
         batch = batches[row["descriptor"]].descriptor
         drawn = vectors.Bytes(bytes.fromhex(row["words_le"]))
@@ -229,47 +235,55 @@ def check_reports() -> None:
 
 
 def check_report(row: Json, context: d.Context) -> None:
-    """Opens a report as shuffler and analyzer do, and makes the unsealed one as a node does."""
-    batch, layout, report = (
-        context.descriptor,
-        context.descriptor.layout,
-        bytes.fromhex(row["report"]),
-    )
+    """Makes the report as a node does, and opens it and a node's own as the other roles do."""
+    batch, layout = context.descriptor, context.descriptor.layout
+    report = bytes.fromhex(row["report"])
     framed = frame(row["lease"], report)
     assert framed.hex().startswith(row["frame"])
     leases, reports = split_frames(framed * 2, batch.report_bytes)
     assert leases == [row["lease"]] * 2
     assert bytes(reports[1]) == report
-    inner = hpke.open_sealed(private("batch"), context.report_info, report)
     tape = vectors.Tape(f"report {row['name']}")
     noise, padding, episode = batch.to_noise(), batch.padding, episode_of(row["episode"])
     made = workflow.encode(layout, noise, padding, episode, tape.random, batch.word_bits)
     data = [] if episode is None else layout.encode(episode).tolist()
     assert data == row["data"]
+    keys = SealKeys.of(context, hpke.KeyPair.from_private(private("batch")).public)
     if batch.word_bits:
-        assert made.tolist() == row["vector"]
         vector = np.bincount(data, minlength=layout.counters) + np.array(row["noise"])
-        assert vector.tolist() == row["vector"]
-        analyzer, key = bytes.fromhex(batch.analyzer_key), vectors.secret(f"{row['name']} 0")
-        assert sums.mask(made, key, analyzer, context.mask_info) == inner
+        assert made.tolist() == row["vector"] == vector.tolist()
+        check_masked(row, context, report)
+        check_masked(row, context, mask_reports(keys, made[None]))
         return
-    size = batch.message_bytes
+    for each in (report, seal_reports(keys, pack(made))):
+        symbols = check_opened(row, context, each)
+        assert symbols.ravel().tolist() == made.tolist()
+    if batch.trust == "shuffle":
+        ones = np.bincount(data, minlength=layout.counters) + np.array(row["noise"])
+        dummies = max(0, batch.padding.messages - int(ones.sum()))
+        count, failed = workflow.count("shuffle", layout, symbols)
+        assert (count[-1] >= dummies, failed.size) == (True, 0)
+        assert (count[:-1] <= ones).all()
+
+
+def check_opened(row: Json, context: d.Context, report: bytes) -> np.ndarray[Any, Any]:
+    """Opens both seals of a report; returns the symbols of its messages."""
+    inner = hpke.open_sealed(private("batch"), context.report_info, report)
+    size = context.descriptor.message_bytes
     messages = [inner[start : start + size] for start in range(0, len(inner), size)]
     texts = list(hpke.open_each(private("analyzer"), context.message_info, messages))
     assert [None if text is None else text.hex() for text in texts] == row["plaintexts"]
-    symbols = batch.symbols.read(b"".join(text or b"" for text in texts))
-    assert symbols.ravel().tolist() == made.tolist()
-    count, failed = workflow.count(batch.trust, layout, symbols)
-    assert failed.size == 0
-    if batch.trust == "shuffle":
-        ones = np.bincount(data, minlength=layout.counters) + np.array(row["noise"])
-        assert ones.sum() + count[-1] == batch.padding.messages or count[-1] == 0
-        assert (count[:-1] <= ones).all()
-        opened = hpke.open_histogram(
-            private("analyzer"), context.message_info, inner, layout.width, layout.counters
-        )
-        assert opened[0].tolist() == count.tolist()
-        assert opened[1] == []
+    return context.descriptor.symbols.read(b"".join(text or b"" for text in texts))
+
+
+def check_masked(row: Json, context: d.Context, report: bytes) -> None:
+    """Opens a report of sums and takes its mask away."""
+    inner = hpke.open_sealed(private("batch"), context.report_info, report)
+    C, bits = context.descriptor.layout.counters, context.descriptor.word_bits or 0
+    total = sums.empty_sum(C, bits)
+    key = sums.add(total, inner)
+    masks = sums.add_masks(private("analyzer"), context.mask_info, key, C, bits)
+    assert (total - masks).tolist() == row["vector"]
 
 
 def check_analyzer() -> None:
@@ -277,14 +291,18 @@ def check_analyzer() -> None:
     for row in found["permutations"]:
         key = Keystream(bytes.fromhex(row["key"]))
         assert shuffle_model.permutation(row["size"], key).tolist() == row["order"]
+    row = found["opened"]
+    keys = bytes.fromhex(row["private"]), bytes.fromhex(row["info"])
+    made = hpke.open_histogram(*keys, bytes.fromhex(row["messages"]), row["width"], row["counters"])
+    assert (made[0].tolist(), made[1]) == (row["histogram"], row["failed"])
     for row in found["debias"]:
         noise = batches[row["descriptor"]].descriptor.to_noise()
         unbiased = workflow.debias(noise, row["n"], np.array([*row["counts"], row["last"]]))
         np.testing.assert_allclose(unbiased, row["unbiased"], rtol=1e-8)
     row = found["sum"]
-    C, keys = len(row["counts"]), bytes.fromhex(row["keys"])
-    masks = sums.add_masks(bytes.fromhex(row["private"]), bytes.fromhex(row["info"]), keys, C, 16)
-    total, _ = sums.split_release(bytes.fromhex(row["sum"]) + keys, C, 16)
+    C, points = len(row["counts"]), bytes.fromhex(row["keys"])
+    masks = sums.add_masks(bytes.fromhex(row["private"]), bytes.fromhex(row["info"]), points, C, 16)
+    total, _ = sums.split_release(bytes.fromhex(row["sum"]) + points, C, 16)
     assert (total - masks).tolist() == row["counts"]
     assert batches[row["descriptor"]].mask_info.hex() == row["info"]
 
