@@ -135,7 +135,8 @@ SENTENCES = (
     f"(the keys to pin, {2 * KEY} hexadecimal digits each)",
     f"one public key of {2 * KEY} hexadecimal digits a line",
     "a policy by one 32-bit word; a reward bit by the upper 53 bits of one 64-bit word, which is 1 "
-    "if they are below the probability × 2^53; flips by one 32-bit word for each counter; overflow by one "
+    "if they are below the probability × 2^53; flips by one 32-bit word for each counter; "
+    "overflow by one "
     "64-bit key",
     f"read at once from {randomness.FIRST_BITS} bits, and {randomness.MORE_BITS} more where these",
     "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
