@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 SWEEP = "sweep"
-DASHES: dict[Trust, str] = {"shuffle": "-", "central": "--", "local": ":"}
+DASHES: dict[str, str] = {"shuffle": "-", "central": "--", "local": ":"}
 AT_EQUAL_PRIVACY = (
     "Every private curve gives each user the same epsilon and beta = {beta:g}, for replacing one "
     "user. Its noise is the least that is proved to do so. Not private: {free}."
@@ -242,7 +242,7 @@ def simulate(
         declared=constants == "practical",
     )
     check(run.chosen)
-    backend = Backend(workers=workers or os.cpu_count() or 1)
+    backend = Backend(workers or os.cpu_count() or 1)
     return Result(run.chosen, tuple(run_jobs(partial(compute, run), range(seeds), backend)))
 
 
@@ -335,7 +335,7 @@ def sweep(
         Path(out).mkdir(parents=True, exist_ok=True)
     rows = Rows(None if out is None else Path(out) / "rows.jsonl")
     cores = workers or os.cpu_count() or 1
-    run_all(jobs, rows, Backend("dask" if address else "loky", cores, address), lambda _: None)
+    run_all(jobs, rows, Backend(cores, address), lambda _: None)
     result = Sweep(figure, gather(figure, rows, seeds), seeds)
     if out is not None:
         result.save(out)
@@ -347,7 +347,7 @@ def grid(
     learner: object,
     epsilon: float | Sequence[float],
     episodes: int | Sequence[int],
-    trust: Trust | Sequence[Trust],
+    trust: str | Sequence[str],
     beta: float = BETA,
 ) -> Figure:
     """Returns a sweep as a figure: against epsilon if it has several values, or against K or time.
@@ -357,6 +357,8 @@ def grid(
     environments, learners = _labelled(env), _labelled(learner)
     epsilons, Ks = _several(epsilon), _several(episodes)
     kind: Kind = "epsilon" if len(epsilons) > 1 else "episodes" if len(Ks) > 1 else "time"
+    for model in set(_several(trust)) - set(DASHES):
+        raise ValueError(unknown_name("trust model", model, DASHES))
     curves = []
     for world, (environment, parameters) in environments.items():
         for number, (name, (code, options)) in enumerate(learners.items()):

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -242,7 +242,6 @@ def _row(file: Path, number: int, line: bytes) -> Row:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-BackendName = Literal["loky", "dask"]
 Job = tuple[Run, int]
 
 PATIENCE = 10.0  # seconds to wait for the Dask scheduler
@@ -250,21 +249,17 @@ PATIENCE = 10.0  # seconds to wait for the Dask scheduler
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The place where jobs run: `workers` processes on this machine, or a Dask cluster's address.
+    """The place where jobs run: `workers` processes on this machine, or a Dask scheduler's address.
 
     Raises:
-        ValueError: an address without Dask, or Dask without an address.
-        LocalError: ``unavailable``: a package that the backend needs is not installed.
+        LocalError: ``unavailable``: Dask is not installed.
     """
 
-    name: BackendName = "loky"
     workers: int = 2
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.name == "dask") != (self.address is not None):
-            raise ValueError("--backend dask and --address (of its scheduler) belong together")
-        needed = ("dask", "distributed") if self.name == "dask" else ()
+        needed = () if self.address is None else ("dask", "distributed")
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
             raise LocalError(
@@ -330,7 +325,7 @@ def run_jobs(
     from joblib import Parallel, delayed  # noqa: PLC0415  (slow to import)
 
     with _cluster(backend):
-        workers = backend.workers if backend.name == "loky" else -1
+        workers = backend.workers if backend.address is None else -1
         # One job per task: jobs that share a task would be lost together and wait for each other.
         kind = "generator" if ordered else "generator_unordered"
         parallel = Parallel(workers, return_as=kind, batch_size=1)

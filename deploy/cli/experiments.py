@@ -1,15 +1,16 @@
-"""``riffle figures``: the papers' figures. ``riffle audit``: attacks that bound privacy loss."""
+"""``riffle sweep``: grids of simulations. ``riffle audit``: attacks that bound privacy loss."""
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.parameters import Aggregation
+from riffle.deploy.cli.options import expand_options, is_given, read_pairs, whole_number
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.output import (
     Exit,
@@ -24,45 +25,97 @@ from riffle.deploy.output import (
 )
 from riffle.experiments.audit.run import TRIALS, Effort, Encoding, run
 from riffle.experiments.audit.world import Setting
-from riffle.experiments.figures.catalogue import figures
+from riffle.experiments.figures.catalogue import Figure, figures
 from riffle.experiments.figures.write import ALL, Order, make, select_figures
-from riffle.experiments.sweep import Backend
+from riffle.experiments.research import DASHES, grid
+from riffle.experiments.sweep import BETA, Backend
 
 SEEDS, QUICK_SEEDS = 20, 2
 FILES = {"picture": "png", "table": "md"}
 
 
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The options of a sweep; each may be given several times."""
+
+    learner: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="learner, with its options if any: sdp-pe,growth=2; or file.py:Class; "
+            "default sdp-pe"
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            "--environment",
+            help="environment, with its parameters if any: RiverSwim-v0,states=6; or file.py:make; "
+            "default RiverSwim-v0",
+        ),
+    ] = None
+    epsilon: Annotated[list[float] | None, typer.Option(help="epsilon; default 1")] = None
+    episodes: Annotated[
+        list[int] | None,
+        typer.Option(parser=whole_number, metavar="INTEGER", help="K; default 10,000"),
+    ] = None
+    trust: Annotated[
+        list[str] | None,
+        typer.Option(help=f"who adds the noise: {', '.join(DASHES)}; default shuffle"),
+    ] = None
+    beta: Annotated[float, typer.Option(help="beta of every user")] = BETA
+
+    def figure(self) -> Figure:
+        """Returns the sweep. Raises as `experiments.research.grid`."""
+        learners = [_named(text) for text in self.learner or ["sdp-pe"]]
+        worlds = [_named(text) for text in self.env or ["RiverSwim-v0"]]
+        epsilons, Ks, trusts = self.epsilon or 1.0, self.episodes or 10_000, self.trust or "shuffle"
+        return grid(worlds, learners, epsilons, Ks, trusts, self.beta)
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    name, *pairs = text.split(",")
+    return name, read_pairs(pairs)
+
+
 @one_line_errors
-def figures_command(
-    name: Annotated[str, typer.Argument(help=f"{', '.join(figures(quick=False))}; or {ALL}")],
-    out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs/figures"),
+@expand_options()
+def sweep_command(
+    context: typer.Context,
+    grid: Grid,
+    name: Annotated[
+        str | None,
+        typer.Argument(help=f"a figure of the papers: {', '.join(figures())}; or {ALL}"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs/sweep"),
     seeds: Annotated[
         int | None, typer.Option(min=1, help="independent runs of a curve; default 20, quick 2")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes; default: number of processors")
     ] = None,
-    backend: Annotated[
-        Literal["loky", "dask"], typer.Option(help="this machine's cores, or a Dask cluster")
-    ] = "loky",
-    address: Annotated[
-        str | None, typer.Option(help="Dask scheduler, such as tcp://127.0.0.1:8786")
+    dask: Annotated[
+        str | None, typer.Option(help="run on the cluster of this scheduler: tcp://127.0.0.1:8786")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="a tenth of K and 2 seeds, to try it out")
+        bool, typer.Option("--quick", help="a figure with a tenth of K and 2 seeds, to try it out")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="compute again and overwrite")] = False,
     output: Output = "text",
 ) -> None:
-    """Compute figures of the papers.
+    """Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.
 
-    Each figure has CSV, PNG, SVG, a table and a manifest. Finished figures are not overwritten;
-    after an interruption the command resumes where it stopped.
+    Give the grid by options, each as often as needed, or name a figure of the papers. The results
+    are CSV, PNG, SVG, a Markdown table with bands, and a manifest. Finished results are not
+    overwritten; after an interruption the same command goes on where it stopped.
     """
     started = time.perf_counter()
-    place = Backend(backend, workers or os.cpu_count() or 1, address)
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
-    order = Order(select_figures(name, quick=quick), count, out, place, force)
+    given = [field.name for field in fields(Grid) if is_given(context, field.name)]
+    if name is not None and given:
+        raise ValueError(f"--{given[0]} is for a grid of your own; {name} has its own")
+    chosen = (grid.figure(),) if name is None else select_figures(name, quick=quick)
+    order = Order(chosen, count, out, Backend(workers or os.cpu_count() or 1, dask), force)
     with lock_folder(out), steps("runs") as shown:
 
         def begin(total: int) -> None:
@@ -81,9 +134,17 @@ def figures_command(
         "seconds": time.perf_counter() - started,
         "figures": written,
     }
+    emit(document, output, lambda: _print_sweep(written, out))
+
+
+def _print_sweep(written: list[dict[str, Any]], out: Path) -> None:
+    """Prints the files and, if there is one figure alone, its table of regrets last."""
     columns = ("figure", "curves", "picture", "not computed")
     rows = [(f["figure"], len(f["curves"]), f["picture"], _missing(f)) for f in written]
-    emit(document, output, lambda: table(columns, rows, f"written to {out}"))
+    table(columns, rows, f"written to {out}")
+    if len(written) == 1:
+        regret = written[0]["regret_table"]
+        table(["regret", *regret["columns"][1:]], regret["rows"])
 
 
 def _missing(figure: dict[str, Any]) -> str:

@@ -33,7 +33,10 @@ COMMANDS = {
     "conservation": ("runs", "Account for every message of a run, at both services."),
     "compare": ("up", "Run shuffle, local and central trust on one loopback network."),
     "simulate": ("simulate", "Simulate a run over several seeds and report exact regret."),
-    "figures": ("experiments", "Compute figures of the papers."),
+    "sweep": (
+        "experiments",
+        "Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.",
+    ),
     "account": ("account", "Compute the noise for a guarantee, or the guarantee of given noise."),
     "audit": ("experiments", "Attack the real code to bound epsilon and beta from below."),
     "shuffler": ("network", "Run the shuffler. A file or RIFFLE_SHUFFLER_* configure it."),

@@ -4,6 +4,8 @@ A command that takes one of these dataclasses has an option for each field (`exp
 """
 
 import inspect
+import math
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -21,6 +23,7 @@ Families = Literal["paper", "lean", "joint"]
 """The same names as in `common.mechanism.counters`, which imports NumPy."""
 
 SECRETS = Path("network")
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE]\+?\d{1,3})?")
 Network = Annotated[Path, typer.Option("--network", help="folder of the network's secrets")]
 CoordinatorUrl = Annotated[
     str | None,
@@ -33,6 +36,17 @@ Out = Annotated[Path, typer.Option(help="folder for the results")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
 Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
 Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
+
+
+def whole_number(text: str) -> int:
+    """Reads an integer, also as 2e4. Raises typer.BadParameter for any other text."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text) if NUMBER.fullmatch(text) else math.nan
+        if not number.is_integer():
+            raise typer.BadParameter(f"{text!r} is no whole number such as 20000 or 2e4") from None
+        return int(number)
 
 
 def _preset_names() -> list[str]:
@@ -87,7 +101,10 @@ class RunOptions:
         list[str] | None, typer.Option(help="environment parameter, NAME=VALUE; repeatable")
     ] = None
     horizon: Annotated[int | None, typer.Option(help="H, steps of an episode")] = None
-    episodes: Annotated[int | None, typer.Option(help="K, episodes of the run")] = None
+    episodes: Annotated[
+        int | None,
+        typer.Option(parser=whole_number, metavar="INTEGER", help="K, episodes of the run"),
+    ] = None
     epsilon: Annotated[float | None, typer.Option(help="epsilon of every user")] = None
     beta: Annotated[float | None, typer.Option(help="beta of every user")] = None
     dishonest_fraction: Annotated[
@@ -229,12 +246,18 @@ def read_pairs(texts: list[str] | None) -> dict[str, Any]:
     return pairs
 
 
-def _value(text: str) -> bool | int | float | str:
+def _value(text: str) -> bool | int | float | str | list[float]:
+    """Reads a value: true or false, an integer (also 2e4), a number, [numbers], or else text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
+    if re.fullmatch(r"\d+[eE]\+?\d", text):
+        return whole_number(text)
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
+    numbers = text.removeprefix("[").removesuffix("]").split(",")
+    if text.startswith("[") and text.endswith("]") and all(map(NUMBER.fullmatch, numbers)):
+        return [float(number) for number in numbers]
     return text

@@ -56,21 +56,14 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
         "versions": {name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "regret_table": dict(zip(("columns", "rows"), regret_table(figure, series), strict=True)),
         "curves": [_curve(curve) for curve in series],
     }
 
 
 def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
     """Returns Markdown: final regret at every x, all constants, and why results are missing."""
-    columns = sorted({point.x for curve in series for point in curve.points})
     over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
-    unit = "epsilon" if figure.kind == "epsilon" else "K"
-    heads = [
-        "",
-        *(f"{unit} = {x:,.10g}" for x in columns),
-        "switches",
-        "within 5 % of V*",
-    ]
     constants = [
         [
             c.line.label,
@@ -84,13 +77,21 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         f"Regret at the end of the run, {over}. The picture draws it against "
         f"{X_LABELS[figure.kind]}. For a curve of several runs, the columns from switches on are "
         f"those of the last run. {figure.note}".rstrip(),
-        _markdown(heads, [_table_row(curve, columns) for curve in series]),
+        _markdown(*regret_table(figure, series)),
         "## Constants",
         _markdown(["curve", "constants"], constants),
     ]
     if gaps := [[c.line.label, reason] for c in series for reason in c.missing]:
         parts += ["## Not computed", _markdown(["curve", "at: why"], gaps)]
     return "\n\n".join(parts) + "\n"
+
+
+def regret_table(figure: Figure, series: Sequence[Series]) -> tuple[list[str], list[list[str]]]:
+    """Returns the head and the rows of the table of final regrets with their bands."""
+    columns = sorted({point.x for curve in series for point in curve.points})
+    unit = "epsilon" if figure.kind == "epsilon" else "K"
+    heads = ["", *(f"{unit} = {x:,.10g}" for x in columns), "switches", "within 5 % of V*"]
+    return heads, [_table_row(curve, columns) for curve in series]
 
 
 def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:

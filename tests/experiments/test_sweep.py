@@ -2,10 +2,10 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,34 @@ import pytest
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments import sweep as sweep_module
 from riffle.experiments.figures.catalogue import figures
-from riffle.experiments.figures.write import make
+from riffle.experiments.figures.write import Order, make
+from riffle.experiments.research import grid
 from riffle.experiments.sweep import Backend, Row, Rows, code_digest, compute, execute, sweep
-from tests.experiments.figures.worlds import HERE, LINE, order, run_of, small_figure
+from tests.experiments.figures.worlds import HERE, LINE, run_of, small_figure
 
 JOBS = [(run, seed) for run in small_figure().runs for seed in range(2)]
 ROOT = Path(__file__).parents[2]
+DESK = f"{ROOT}/examples/own_environment.py:make"
 
 
 def ignore(_: object) -> None:
     return None
+
+
+class Interrupted(Exception):  # noqa: N818
+    pass
+
+
+def interrupt_after(count: int, done: list[Row] | None = None) -> Callable[[Row], None]:
+    """Returns what raises Interrupted at the last of so many rows."""
+    seen = [] if done is None else done
+
+    def interrupt(row: Row) -> None:
+        seen.append(row)
+        if len(seen) == count:
+            raise Interrupted
+
+    return interrupt
 
 
 def results(file: Path) -> dict[tuple[str, int], tuple[float, ...]]:
@@ -56,19 +74,10 @@ def test_a_refused_run_becomes_a_row_with_its_reason() -> None:
 
 
 def test_a_rerun_continues_where_it_stopped(tmp_path: Path) -> None:
-    class Interrupted(Exception):  # noqa: N818
-        pass
-
     done: list[Row] = []
-
-    def interrupt(row: Row) -> None:
-        done.append(row)
-        if len(done) == 3:
-            raise Interrupted
-
     file = tmp_path / "rows.jsonl"
     with pytest.raises(Interrupted):
-        sweep(JOBS, Rows(file), HERE, interrupt)
+        sweep(JOBS, Rows(file), HERE, interrupt_after(3, done))
     with file.open("a") as stream:
         stream.write('{"key": "cut sho')
     again: list[Row] = []
@@ -106,21 +115,10 @@ def test_the_digest_names_code_not_this_machine() -> None:
     assert code_digest() == code_digest()
 
 
-@pytest.mark.parametrize(
-    ("name", "address", "text"),
-    [("dask", None, "belong together"), ("loky", "tcp://127.0.0.1:1", "belong together")],
-)
-def test_a_backend_and_its_address_belong_together(
-    name: str, address: str | None, text: str
-) -> None:
-    with pytest.raises(ValueError, match=text):
-        Backend(name, 1, address)  # type: ignore[arg-type]
-
-
 def test_the_error_names_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_module, "find_spec", lambda name: None)
     with pytest.raises(LocalError, match=r"dask and distributed: pip install 'riffle-rl\[exp"):
-        Backend("dask", 1, "tcp://127.0.0.1:1")
+        Backend(1, "tcp://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "riffle.coordinator.learning.ucbvi", None)
     monkeypatch.delattr("riffle.coordinator.learning.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"install riffle-rl\[experiments\]"):
@@ -131,14 +129,14 @@ def test_an_unreachable_scheduler_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "PATIENCE", 0.2)
-    nobody = Backend("dask", 1, "tcp://127.0.0.1:1")
+    nobody = Backend(1, "tcp://127.0.0.1:1")
     with pytest.raises(LocalError, match="no Dask scheduler answers"):
         sweep(JOBS, Rows(tmp_path / "rows.jsonl"), nobody, ignore)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    """A real Dask cluster, as an operator starts it: a scheduler and a worker, both processes."""
+    """A real Dask cluster, as an operator starts it: a scheduler and two workers, processes."""
     address = tmp_path / "scheduler.json"
     scheduler = [
         sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port",
@@ -152,7 +150,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "dask.log").open("w") as log:
         started = [
             subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-            for command in (scheduler, worker)
+            for command in (scheduler, worker, worker)
         ]
         try:
             yield _address(address)
@@ -172,14 +170,22 @@ def _address(file: Path) -> str:
     raise AssertionError("the Dask scheduler did not start")
 
 
-def test_a_dask_cluster_gives_the_same_files(tmp_path: Path, cluster: str) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    make(order(here), ignore, ignore)
-    far = order(there)
-    manifests = make(
-        type(far)(far.figures, far.seeds, there, Backend("dask", 1, cluster)), ignore, ignore
-    )
-    assert manifests[0]["backend"]["name"] == "dask"
-    for name in ("small.csv", "small-seeds.csv", "small.svg", "small.png"):
-        assert (here / name).read_bytes() == (there / name).read_bytes(), name
-    shutil.rmtree(there)
+@pytest.mark.long
+def test_a_sweep_interrupted_twice_and_resumed_on_a_cluster_gives_the_same_files(
+    tmp_path: Path, cluster: str
+) -> None:
+    learners = ["pe", "ucbvi-shuffle", f"{ROOT}/examples/own_learner.py:ExploreThenCommit"]
+    river = ("RiverSwim-v0", {"horizon": 3})
+    figure = grid({"river": river, "desk": DESK}, learners, [1.0, 4.0], 400, "shuffle")
+    whole = Order((figure,), 2, tmp_path / "whole", HERE)
+    make(whole, ignore, ignore)
+    parts = replace(whole, folder=tmp_path / "parts")
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            make(parts, interrupt_after(4), ignore)
+    left: list[int] = []
+    (manifest,) = make(replace(parts, backend=Backend(1, cluster)), ignore, left.append)
+    assert (left, manifest["backend"]["address"]) == ([20 - 8], cluster)
+    for ending in (".csv", "-seeds.csv", ".md", ".svg", ".png"):
+        one, other = (folder / f"sweep{ending}" for folder in (whole.folder, parts.folder))
+        assert one.read_bytes() == other.read_bytes(), ending

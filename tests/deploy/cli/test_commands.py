@@ -143,9 +143,13 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["up", "--env", f"{MISTAKES}:returns_a_dict"], 3, "a dict, which is no environment"),
         (["simulate", "--preset", "riverswin"], 3, "did you mean 'riverswim'"),
         (["up", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
-        (["figures", "fig9"], 3, "known are fig6a"),
-        (["figures", "fig-6a"], 3, "did you mean 'fig6a'? known are"),
-        (["figures", "fig6a", "--backend", "dask"], 3, "--address"),
+        (["sweep", "fig9"], 3, "known are fig6a"),
+        (["sweep", "fig-6a"], 3, "did you mean 'fig6a'? known are"),
+        (["sweep", "fig6a", "--learner", "pe"], 3, "--learner is for a grid of your own"),
+        (["sweep", "--learner", "sdp-pi"], 3, "did you mean 'sdp-pe'"),
+        (["sweep", "--env", "RiverSwim-v0,staets=3"], 3, "did you mean 'states'"),
+        (["sweep", "--episodes", "0"], 3, "not 0"),
+        (["sweep", "--learner", "pe", "--learner", "pe"], 3, "two have the same label"),
         (["run", "--network", "no/such/folder"], 4, "as --network runs/demo/network"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "nothing accepts connections there"),
         (["up", "--shuffler-port", "99999"], 2, "not '99999'"),
@@ -284,7 +288,7 @@ def test_simulate_prints_constants_in_the_papers_calibration() -> None:
 
 
 def test_figures_end_to_end_and_are_kept(tmp_path: Path) -> None:
-    arguments = ["figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1",
+    arguments = ["sweep", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1",
                  "--out", str(tmp_path), "--format", "json"]  # fmt: skip
     answer = json.loads(riffle(*arguments).stdout)
     assert answer["seeds"] == 1
@@ -300,7 +304,7 @@ def test_figures_end_to_end_and_are_kept(tmp_path: Path) -> None:
 
 
 def test_figures_print_their_files_and_where_gaps_are_explained(tmp_path: Path) -> None:
-    words = ("figures", "fig8", "--quick", "--seeds", "1", "--workers", "1")
+    words = ("sweep", "fig8", "--quick", "--seeds", "1", "--workers", "1")
     result = riffle(*words, "--out", str(tmp_path))
     assert result.exit_code == 0, result.stderr
     assert f"written to {tmp_path}" in result.stdout
@@ -312,8 +316,8 @@ def test_figures_name_the_packages_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("riffle.experiments.sweep.find_spec", lambda _: None)
-    words = ("--backend", "dask", "--address", "tcp://127.0.0.1:1")
-    result = riffle("figures", "fig6a", *words, "--out", str(tmp_path))
+    words = ("--dask", "tcp://127.0.0.1:1")
+    result = riffle("sweep", "fig6a", *words, "--out", str(tmp_path))
     assert result.exit_code == 4
     assert "pip install 'riffle-rl[experiments]'" in result.stderr
     assert result.stderr.strip().count("\n") == 0
@@ -395,7 +399,7 @@ def test_doctor_reports_every_fault(tmp_path: Path) -> None:
 
 
 def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:
-    assert "fig6a, " in " ".join(riffle("figures", "--help").stdout.split())
+    assert "fig6a, " in " ".join(riffle("sweep", "--help").stdout.split())
     wording = "a required service or file is not available, or is in use; 130 interrupted."
     for text in (riffle("--help").stdout, (ROOT / "README.md").read_text(), str(output.__doc__)):
         assert wording in re.sub(r"[\s│]+", " ", text)

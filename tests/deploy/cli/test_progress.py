@@ -114,7 +114,7 @@ def test_simulate_has_a_bar_on_a_terminal(learner: str, terminal: io.StringIO) -
 
 
 def test_figures_print_their_progress(every_step: None, tmp_path: Path) -> None:
-    words = ("figures", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1")
+    words = ("sweep", "adversarial-full", "--quick", "--seeds", "1", "--workers", "1")
     result = riffle(*words, "--out", str(tmp_path), "--format", "json")
     json.loads(result.stdout)
     first, *printed = result.stderr.splitlines()

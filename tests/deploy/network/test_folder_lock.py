@@ -14,7 +14,7 @@ WORDS = (
     ("up",),
     ("compare",),
     ("load", "--nodes", "1", "--rate", "1", "--duration", "1"),
-    ("figures", "adversarial-full", "--quick"),
+    ("sweep", "adversarial-full", "--quick"),
 )
 
 

@@ -8,7 +8,7 @@ from riffle.experiments.figures.write import Order
 from riffle.experiments.sweep import Backend, Run
 
 K = 300
-HERE = Backend("loky", workers=1)
+HERE = Backend(workers=1)
 LINE = {line.label: line for line in LINES}
 SHOWN = ("UCBVI, not private", "UCBVI-JDP, tight", "PE, not private", "SDP-PE, papers' noise")
 
