@@ -2,12 +2,14 @@
 
 import asyncio
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 
 from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.verification import read_pins
-from riffle.node_client.pipeline import Pipeline, Totals
+from riffle.node_client.environments.tabular import Environment
+from riffle.node_client.pipeline import Pipeline, Seal, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
@@ -32,34 +34,56 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> T
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
     """Serves until ``stop`` is set, and counts reports in ``totals``. Raises as `run` does."""
     environment = settings.make_environment()
-    demands = settings.demands(environment)
-    nodes = deque(NodeState(credential) for credential in settings.credentials())
     users = Users(settings.state_dir, settings.users(), settings.users_key)
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     try:
         with SealingPool(settings.workers) as pool:
             async with open_client(settings.shuffler_url, settings.ca_file) as client:
-                pipeline = Pipeline(
-                    environment=environment,
-                    seal=pool.seal,
-                    shuffler=ShufflerClient(client),
-                    users=users,
-                    totals=totals,
-                    capacity=asyncio.Semaphore(chunks),
-                    test_entry=settings.test_entry and settings.loopback,
-                    episode_share=settings.episode_share,
+                shuffler = ShufflerClient(client)
+                runner = make_runner(
+                    settings, environment, pool.seal, shuffler, users, totals, chunks=chunks
                 )
-                await Runner(
-                    nodes=nodes,
-                    demands=demands,
-                    pipeline=pipeline,
-                    users_a_request=settings.users_a_request,
-                    users_file=settings.users_file,
-                    read_users=settings.users,
-                    pins=lambda: read_pins(settings.analyzer_keys_file),
-                ).run(stop)
+                await runner.run(stop)
     finally:
         users.close()
+
+
+def make_runner(
+    settings: Settings,
+    environment: Environment,
+    seal: Seal,
+    shuffler: ShufflerClient,
+    users: Users,
+    totals: Totals | None = None,
+    *,
+    chunks: int = 1,
+    clock: Callable[[], float] = time.time,
+) -> Runner:
+    """Returns the nodes of one process, with at most ``chunks`` chunks on their way.
+
+    Raises LocalError ``invalid-spec`` if a setting or file is not usable.
+    """
+    pipeline = Pipeline(
+        environment=environment,
+        seal=seal,
+        shuffler=shuffler,
+        users=users,
+        totals=totals or Totals(),
+        capacity=asyncio.Semaphore(chunks),
+        test_entry=settings.test_entry and settings.loopback,
+        episode_share=settings.episode_share,
+        clock=clock,
+    )
+    return Runner(
+        nodes=deque(NodeState(credential) for credential in settings.credentials()),
+        demands=settings.demands(environment),
+        pipeline=pipeline,
+        users_a_request=settings.users_a_request,
+        users_file=settings.users_file,
+        read_users=settings.users,
+        pins=lambda: read_pins(settings.analyzer_keys_file),
+        clock=clock,
+    )
 
 
 async def _run_until_signal(settings: Settings, on_start: Callable[[], None]) -> Totals:

@@ -117,6 +117,13 @@ def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
     )
 
 
+async def seal_in_thread(keys: SealKeys, messages: Report) -> bytes:
+    """Does what `SealingPool.seal` does, in a thread: an app has few reports, and no workers."""
+    if keys.word_bits:
+        return await asyncio.to_thread(mask_reports, keys, messages)
+    return await asyncio.to_thread(seal_reports, keys, pack(messages))
+
+
 class SealingPool(AbstractContextManager["SealingPool"]):
     """Worker processes that seal for all nodes of this process. Use as a context manager."""
 

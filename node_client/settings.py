@@ -40,6 +40,10 @@ from riffle.node_client.trust import Demands
 from riffle.node_client.users import opaque_id
 
 T = TypeVar("T")
+NEEDS_KEY = (
+    "needs users_key_file, which hides the ids from the shuffler: 'riffle network enrol' writes "
+    "users_key, and so does 'openssl rand -hex 32'"
+)
 OwnId = Annotated[str, StringConstraints(pattern=r"^\S+( \S+)*$", max_length=200)]
 PREFIX = "RIFFLE_NODE_"
 JOURNAL = Journal(
@@ -161,17 +165,17 @@ class Settings(RoleSettings):
         for name in ("shuffler_key", "coordinator_key"):
             if (getattr(self, name) is None) == (getattr(self, f"{name}_file") is None):
                 raise ValueError(f"give exactly one of {name} and {name}_file")
+        self._check_users()
+        return self
+
+    def _check_users(self) -> None:
         if (self.users_file is None) != self.simulated_users:
             raise ValueError(
                 "give exactly one of users_file and simulated_users=true: a node that invents its "
                 "users protects none of them from being asked twice"
             )
         if self.users_file is not None and self.users_key_file is None:
-            raise ValueError(
-                "users_file needs users_key_file, which hides the ids from the shuffler: 'riffle "
-                "network enrol' writes users_key, and so does 'openssl rand -hex 32'"
-            )
-        return self
+            raise ValueError(f"users_file {NEEDS_KEY}")
 
     @property
     def loopback(self) -> bool:
@@ -242,6 +246,16 @@ class Settings(RoleSettings):
             raise _bad_file("users", self.users_file, faults[0])
         key = self.users_key
         return {node: [opaque_id(key, user) for user in ids] for node, ids in users.items()}
+
+
+class AppSettings(Settings):
+    """Settings of the nodes inside an app, which names its users itself (`participant`)."""
+
+    def _check_users(self) -> None:
+        if self.simulated_users:
+            raise ValueError("an app names its users: simulated_users must not be true")
+        if self.users_key_file is None:
+            raise ValueError(f"an app {NEEDS_KEY}")
 
 
 _USERS = TypeAdapter(dict[Hex16, list[OwnId]])

@@ -70,8 +70,10 @@ class RoleSettings(BaseSettings):
         )
 
     @classmethod
-    def load(cls, settings_file: Path | None = None) -> Self:
+    def load(cls, settings_file: Path | None = None, **given: Any) -> Self:  # noqa: ANN401
         """Returns the settings from the environment, and from a file: the given, or that it names.
+
+        ``given`` replaces single settings.
 
         Raises LocalError ``invalid-spec``, whose text names the wrong variable or line of the file.
         """
@@ -82,7 +84,7 @@ class RoleSettings(BaseSettings):
         if file is not None:
             _check_file(Path(file), cls.variables())
         try:
-            settings = cls(_env_file=file)
+            settings = cls(_env_file=file, **given)
         except SettingsError as error:  # a list or an object that is not JSON
             raise LocalError("invalid-spec", f"{prefix}*: {error}; give JSON") from error
         except ValidationError as error:
@@ -91,7 +93,9 @@ class RoleSettings(BaseSettings):
         moved = {
             name: Path(file or "").parent / value
             for name, value in settings
-            if isinstance(value, Path) and prefix + name.upper() not in environment
+            if isinstance(value, Path)
+            and name not in given
+            and prefix + name.upper() not in environment
         }
         return settings.model_copy(update=moved) if file else settings
 

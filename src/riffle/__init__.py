@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from riffle.common.mechanism.parameters import Noise as Noise
     from riffle.common.mechanism.parameters import Padding as Padding
     from riffle.common.mechanism.policy import Mixture as Mixture
+    from riffle.common.protocol.errors import RiffleError as RiffleError
     from riffle.coordinator.learners.own import OwnLearner as OwnLearner
     from riffle.coordinator.learners.own import estimate as estimate
     from riffle.coordinator.learning.learner import BatchCounts as BatchCounts
@@ -42,12 +43,15 @@ if TYPE_CHECKING:
     from riffle.node_client.environments.tabular import TabularEnvironment as TabularEnvironment
     from riffle.node_client.environments.tabular import TabularMDP as TabularMDP
     from riffle.node_client.environments.tabular import stationary as stationary
+    from riffle.node_client.episodes import UserLease as UserLease
+    from riffle.node_client.participant import Participant as Participant
 
 _MODULES = {
     "riffle.common.accounting": "BatchEvent account calibrate",
     "riffle.common.mechanism.counters": "CounterLayout Sizes Support",
     "riffle.common.mechanism.parameters": "Guarantee Noise Padding",
     "riffle.common.mechanism.policy": "Mixture",
+    "riffle.common.protocol.errors": "RiffleError",
     "riffle.coordinator.learning.learner": (
         "BatchCounts Deployment Learner LearnerSummary Problem StageResult"
     ),
@@ -56,6 +60,8 @@ _MODULES = {
     "riffle.experiments.research": "RegretCurve Result Sweep simulate sweep",
     "riffle.node_client.environments.gymnasium": "GymnasiumEnvironment",
     "riffle.node_client.environments.registry": "make",
+    "riffle.node_client.episodes": "UserLease",
+    "riffle.node_client.participant": "Participant",
     "riffle.node_client.environments.tabular": (
         "Declaration Environment Modelled TabularEnvironment TabularMDP stationary"
     ),

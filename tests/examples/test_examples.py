@@ -3,7 +3,9 @@
 Seeded noise is keyed by (run, batch, slot), so the equality is exact. See tests/system.
 """
 
+import asyncio
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.process.plugins import load_file
+from riffle.common.protocol.descriptor import parse
 from riffle.coordinator.batches.counts import private_counts, value_estimate
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.learning.learner import Deployment
@@ -27,7 +30,15 @@ from riffle.node_client.environments.registry import make
 from tests.coordinator.world import SMALL as TINY
 from tests.deploy.cli.calls import riffle
 from tests.deploy.live import live_coordinator
+from tests.node_client import world
 from tests.system.agreement import RUN_ID, assert_equal_to_simulator
+from tests.system.test_node_shuffler import (
+    deposit,
+    node_settings,
+    running,
+    sealed,
+    shuffler_settings,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OUTSIDE = "0d" * 16
@@ -105,6 +116,31 @@ def test_a_gymnasium_environment(tmp_path: Path) -> None:
     assert not (tmp_path / "regret.png").exists()
 
 
+def test_an_app_drives_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = runpy.run_path(str(EXAMPLES / "own_app.py"))
+    hints = {"environment": "hints-v1", "states": 2, "actions": 3, "horizon": 3, "data_slots": 3}
+    hints |= {"policies": (((0, 1), (1, 2), (2, 0)),), "weights": (2**32,), "noise_slots": 120}
+    people = [f"person-{number}@example.org" for number in range(world.N)]
+    shown: list[str] = []
+
+    async def show(user: str, hint: int) -> bool:
+        shown.append(user)
+        return hint == 1
+
+    with running(shuffler_settings(tmp_path)) as client:
+        settings = node_settings(tmp_path, client).model_dump(exclude_unset=True)
+        (tmp_path / "users_key").write_text("5e" * 32)
+        settings |= {"users_key_file": tmp_path / "users_key", "environment": "hints-v1"}
+        del settings["simulated_users"]
+        for name, value in settings.items():
+            monkeypatch.setenv(f"RIFFLE_NODE_{name.upper()}", str(value))
+        signed = deposit(client, **hints, episode_seconds=600)
+        asyncio.run(app["main"](people, show))
+        batch = parse(signed.descriptor.encode()).descriptor.batch_id
+        assert sealed(client, batch)["reports"] == world.N
+    assert sorted(shown) == sorted(3 * people)
+
+
 def assert_simulated(operator: Operator, chosen: Preset) -> None:
     environment = make(chosen.spec.environment, **chosen.environment)
     assert_equal_to_simulator(operator, chosen.spec, environment, Registry(files=chosen.learners))
@@ -171,7 +207,7 @@ class Simulated:
 @pytest.mark.parametrize(
     ("file", "most"),
     [("own_learner.py", 40), ("own_environment.py", 40), ("own_gymnasium.py", 40),
-     ("rest_learner.py", 60)],
+     ("own_app.py", 40), ("rest_learner.py", 60)],
 )  # fmt: skip
 def test_an_example_is_short_and_as_long_as_documented(file: str, most: int) -> None:
     lines = len((EXAMPLES / file).read_text().splitlines())

@@ -1,0 +1,297 @@
+"""A node inside an app, which drives the episodes of its users itself, many at once.
+
+The nodes of `main` step an environment. An app shows its users actions, and learns from them what
+happened, minutes or days later. Everything else is the node's: descriptors are checked by `trust`,
+nobody is asked twice (`users`), and reports go the way of `pipeline`. What must survive a restart
+is in `episodes`, which says what is private there and for how long.
+
+A report carries noise and padding only if the user gave up, or did not report before the episode's
+time was over. So a batch does not wait for one person, and no missing report shows what a person
+did. When a report is uploaded shows when its episode ended, as with every node. The slots of an app
+that is gone for good go to others when their leases end. Its users' noise is missing, and nothing
+else of them is known to anybody.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.workflow import Report
+from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, RiffleError
+from riffle.common.protocol.wire import Lease, UploadReply
+from riffle.node_client.environments.tabular import Declaration
+from riffle.node_client.episode import encode_episode, policy_word
+from riffle.node_client.episodes import Episodes, RecordedEpisode, Row, UserLease
+from riffle.node_client.main import make_runner
+from riffle.node_client.pipeline import Job
+from riffle.node_client.runner import DRAIN_SECONDS, RETRY_SECONDS, NodeState
+from riffle.node_client.sealing import seal_in_thread
+from riffle.node_client.settings import JOURNAL, AppSettings
+from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_client
+from riffle.node_client.users import Users, opaque_id
+
+LONGEST_SLEEP = 60.0
+"""A sleeping machine stops timers, so the clock is read again at this interval (seconds)."""
+
+
+class Participant:
+    """A node inside an app, for many users at once. Use it as an asynchronous context manager.
+
+    ``sizes`` (X, A, H), ``reward_range``, ``absorbing`` and ``declaration`` describe the app's
+    episodes, as in `Environment`. The settings are a node's: ``RIFFLE_NODE_...`` variables, of
+    which keyword arguments replace some, such as ``state_dir``. One process uses a state folder.
+
+    Raises LocalError ``invalid-spec``, which names what is wrong with the settings.
+    """
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        reward_range: tuple[float, float] = (0.0, 1.0),
+        absorbing: int | None = None,
+        declaration: Declaration | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **settings: Any,  # noqa: ANN401  (checked by the settings)
+    ) -> None:
+        declared = declaration or Declaration()
+        self._shape = RecordedEpisode(sizes, reward_range, absorbing, declared)
+        self._clock, self._sleep = clock, sleep
+        self._settings = AppSettings.load(**settings)
+        self._held: dict[str, UserLease] = {}
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sending: set[asyncio.Task[Any]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            await self._open()
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        """Sends what is to be sent, for some seconds; the next start goes on with the rest."""
+        ending = [held.done.wait() for held in self._held.values() if held.over.is_set()]
+        busy = [*self._sending, *map(self._start, ending)]
+        if busy:
+            await asyncio.wait(busy, timeout=DRAIN_SECONDS)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        s = self._settings
+        self._users = users = Users(s.state_dir, s.users(), s.users_key)
+        self._stack.callback(users.close)
+        self._episodes = Episodes(s.state_dir)
+        self._stack.callback(self._episodes.close)
+        client = await self._stack.enter_async_context(open_client(s.shuffler_url, s.ca_file))
+        shuffler = ShufflerClient(client, Backoff(clock=self._clock))
+        self._runner = make_runner(
+            s, self._shape, seal_in_thread, shuffler, users, clock=self._clock
+        )
+        self._pipeline = self._runner.pipeline
+        self._nodes = {node.credential.node_id: node for node in self._runner.nodes}
+        rows = self._episodes.rows()
+        users.mark_asked([row.user for row in rows])
+        for row in rows:
+            self._hold(row)
+
+    async def lease(self, user: str) -> UserLease:
+        """Returns a user's lease, the same one until its report is sent, also after a restart.
+
+        ``user`` is the app's own id of a person, always spelt the same; the shuffler sees it under
+        the owner's key only. A person takes part once.
+
+        Raises LocalError ``unavailable`` if no batch has room now (try again later),
+        ``user-unavailable`` if the user was asked before, ``forbidden`` if the owner's list lacks
+        the user, ``late`` if the episode is over; RemoteError if shuffler or batch are refused.
+        """
+        name = opaque_id(self._settings.users_key or b"", user)
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            held = self._held.get(name) or await self._ask(name)
+            if held.batch is None:
+                await self._prepare(held)
+        held.open_steps()
+        return held
+
+    async def _ask(self, name: str) -> UserLease:
+        """Takes a slot for a new user, by the first of the owner's nodes that gets one."""
+        ids = sorted(self._nodes)
+        first = int(name, 16) % len(ids)  # after a crash, the same node gets the same lease again
+        nodes = [self._nodes[node_id] for node_id in ids[first:] + ids[:first]]
+        asked = await asyncio.to_thread(self._users.admit, nodes[0].credential.node_id, name)
+        if asked is None:
+            raise LocalError("forbidden", "this user is not in the owner's users file")
+        if asked:
+            raise LocalError("user-unavailable", "this user was asked before: once is the most")
+        for node in nodes:
+            for job, _ in await self._runner.open_jobs(node, 0):
+                lease = None if job is None else await self._request(node, job, name)
+                if job is not None and lease is not None:
+                    return self._hold(await asyncio.to_thread(self._begin, node, job, lease))
+        raise LocalError("unavailable", "no open batch has room for this user now; try again later")
+
+    async def _request(self, node: NodeState, job: Job, name: str) -> Lease | None:
+        """Returns a slot of one batch, or None if a user has no room or no time in it."""
+        left = job.batch.descriptor.expires_at - self._clock()
+        if left <= job.episode_seconds or await self._runner.is_too_slow(job):
+            return None
+        reply = await self._pipeline.shuffler.lease(node.credential.token, job.batch_id, [name])
+        leases = await asyncio.to_thread(self._runner.record_reply, node, job, reply)
+        for refusal in reply.refused:
+            if refusal.problem in {"user-unavailable", "quota-exceeded"}:
+                raise _refusal(refusal.problem)
+        L, timing = job.keys.messages, self._pipeline.timing
+        in_time = timing.in_time(leases, L, self._clock(), job.episode_seconds)
+        return in_time[0] if in_time else None
+
+    def _begin(self, node: NodeState, job: Job, lease: Lease) -> Row:
+        """Records the lease, then marks the user as asked: a crash in between loses nobody."""
+        now, share = self._clock(), self._settings.episode_share
+        row = Row(
+            user=lease.user,
+            node_id=node.credential.node_id,
+            batch_id=job.batch_id,
+            slot=lease.slot,
+            lease=lease.lease,
+            expires_at=lease.expires_at,
+            ends_at=now + job.episode_time(lease.expires_at - now, share),
+            word=policy_word(
+                job.batch.descriptor, lease.slot, test_entry=self._pipeline.test_entry
+            ),
+            steps=[],
+        )
+        self._episodes.begin(row)
+        self._users.mark_asked([row.user])
+        JOURNAL.note("leased", batch_id=job.batch_id, reports=1)
+        return row
+
+    def _hold(self, row: Row) -> UserLease:
+        held = UserLease(row, self._episodes, self._shape, self._clock, self._send)
+        self._held[row.user] = held
+        self._start(self._watch(held))
+        return held
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _prepare(self, held: UserLease) -> Job:
+        """Returns the batch of a lease, checked again after a restart."""
+        node = self._nodes.get(held.row.node_id)
+        if node is None:
+            raise LocalError("unauthorized", "the node of this lease has no credential any more")
+        job = await self._runner.job(node, held.row.batch_id)
+        held.batch = job.batch
+        return job
+
+    async def _watch(self, held: UserLease) -> None:
+        """Sends noise for a user who gave up or whose time is over; ends with the lease."""
+        await self._sleep_until_over(held)
+        while self._is_held(held) and self._clock() < held.row.expires_at:
+            try:
+                await self._deliver(held, recorded=False)
+            except RiffleError as error:
+                JOURNAL.problem("reports-refused", error, batch_id=held.row.batch_id)
+            if self._is_held(held):
+                await self._sleep(RETRY_SECONDS)
+        self._forget(held)
+
+    def _is_held(self, held: UserLease) -> bool:
+        return self._held.get(held.row.user) is held
+
+    async def _sleep_until_over(self, held: UserLease) -> None:
+        while not held.over.is_set() and (left := held.ends_at - self._clock()) > 0:
+            asleep = asyncio.ensure_future(self._sleep(min(left, LONGEST_SLEEP)))
+            awake = asyncio.ensure_future(held.over.wait())
+            try:
+                await asyncio.wait({asleep, awake}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                asleep.cancel()
+                awake.cancel()
+        held.over.set()
+
+    async def _send(self, held: UserLease) -> None:
+        """Sends a recorded episode; the task goes on if its caller is cancelled."""
+        task = self._start(self._deliver(held, recorded=True))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        await asyncio.shield(task)
+
+    async def _deliver(self, held: UserLease, *, recorded: bool) -> None:
+        """Sends a user's report, once. Keeps the lease only if another try may succeed."""
+        async with held.lock:
+            if not self._is_held(held):
+                if recorded:
+                    raise LocalError("late", "noise was reported in place of this episode")
+                return
+            try:
+                reply = await self._upload(held, recorded=recorded)
+            except RemoteError:
+                self._forget(held)
+                raise
+            except LocalError:
+                raise
+            except Exception as error:  # raised without its text, which could hold an episode
+                JOURNAL.exception("reports-lost", error, batch_id=held.row.batch_id)
+                raise LocalError("internal", "no report could be made; see the log") from None
+            self._forget(held)
+        accepted, outcome = self._pipeline.settle(reply), reply.results[0].outcome
+        JOURNAL.note("uploaded", batch_id=held.row.batch_id, reports=1, accepted=accepted)
+        if not accepted:
+            raise _refusal(outcome)
+
+    async def _upload(self, held: UserLease, *, recorded: bool) -> UploadReply:
+        job, row = await self._prepare(held), held.row
+        node, pipeline = self._nodes[row.node_id], self._pipeline
+        lease = Lease(row.user, row.slot, row.lease, row.expires_at)
+        if row.sealed is None:
+            if not recorded:
+                held.give_up()
+            messages = await asyncio.to_thread(self._encode, held, job)
+            keep = partial(self._keep, row)
+            return await pipeline.seal_and_upload(job, node.credential, [lease], messages, keep)
+        if row.batch_key != job.keys.batch_key:
+            raise RemoteError("outdated-key", "the batch has another key than the stored report")
+        return await job.upload(pipeline.shuffler, node.credential.token, [lease], row.sealed)
+
+    def _encode(self, held: UserLease, job: Job) -> Report:
+        """Returns the unsealed report, shape (1, entries): of the episode, or of noise only."""
+        episode, pipeline = held.episode(job.batch), self._pipeline
+        pipeline.totals.episodes += 1
+        pipeline.totals.failed += episode is None
+        test_entry = pipeline.test_entry
+        return encode_episode(job.batch, episode, held.row.slot, test_entry=test_entry)[None]
+
+    def _keep(self, row: Row, job: Job, sealed: bytes) -> None:
+        self._episodes.seal(row.user, sealed, job.keys.batch_key)
+        row.sealed, row.batch_key, row.steps = sealed, job.keys.batch_key, None
+
+    def _forget(self, held: UserLease) -> None:
+        self._episodes.forget(held.row.user)
+        self._held.pop(held.row.user, None)
+        held.row.steps = None
+        held.over.set()
+        held.done.set()
+
+
+def _refusal(outcome: str) -> RemoteError:
+    """Returns the error for the shuffler's refusal of one user or report."""
+    slug = outcome if outcome in PROBLEMS else "internal"
+    return RemoteError(slug, f"the shuffler refused: {PROBLEMS[slug][1]}")

@@ -1,0 +1,439 @@
+"""A node inside an app, against a shuffler in memory, on a clock that only the test moves."""
+
+import asyncio
+import heapq
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
+from riffle.node_client import participant as module
+from riffle.node_client.episode import PreparedBatch, encode_episode
+from riffle.node_client.episodes import UserLease
+from riffle.node_client.participant import Participant
+from riffle.node_client.users import opaque_id
+from tests.node_client import world
+from tests.node_client.fake_shuffler import FakeShuffler
+from tests.node_client.running import node_ids, shuffler
+
+KEY = b"k" * 32
+SEED = {"test_seed": 7}
+"""Seeded noise, so that the counts of episodes are known exactly."""
+
+
+class VirtualTime:
+    def __init__(self) -> None:
+        self.now = float(world.NOW)
+        self._sleepers: list[tuple[float, int, asyncio.Event]] = []
+        self._count = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self._count += 1
+        woken = asyncio.Event()
+        heapq.heappush(self._sleepers, (self.now + seconds, self._count, woken))
+        await woken.wait()
+
+    async def pass_by(self, seconds: float) -> None:
+        """Lets time pass, from one sleeper's end to the next."""
+        end = self.now + seconds
+        await quiet()
+        while self._sleepers and self._sleepers[0][0] <= end:
+            self.now, _, woken = heapq.heappop(self._sleepers)
+            woken.set()
+            await quiet()
+        self.now = end
+
+
+async def quiet() -> None:
+    """Lets others run until nothing is left to do now, sealing in threads included."""
+    for _ in range(5):
+        await asyncio.sleep(0.002)
+
+
+class App:
+    """An app whose process can be killed: nothing that it has is closed in order."""
+
+    def __init__(self, fake: FakeShuffler, folder: Path, time: VirtualTime) -> None:
+        self.fake, self.folder, self.time = fake, folder, time
+        fake.clock = time.clock
+        credentials = [{"node_id": n, "token": f"token-{n}"} for n in node_ids(2)]
+        (folder / "credentials.json").write_text(json.dumps(credentials))
+        (folder / "users_key").write_text(KEY.hex())
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "shuffler_url": "http://127.0.0.1",
+            "shuffler_id": "shuffler-1",
+            "shuffler_key": world.public(world.SHUFFLER).hex(),
+            "coordinator_key": world.public(world.COORDINATOR).hex(),
+            "credentials_file": self.folder / "credentials.json",
+            "users_key_file": self.folder / "users_key",
+            "state_dir": self.folder / "state",
+            "max_epsilon": 5.0,
+            "max_beta": 1e-2,
+            "min_dishonest_fraction": 0.1,
+            "test_entry": True,
+        }
+
+    @property
+    def times(self) -> dict[str, Any]:
+        return {"clock": self.time.clock, "sleep": self.time.sleep}
+
+    def participant(self, **changes: Any) -> Participant:
+        return Participant(world.SIZES, **self.times, **(self.settings() | changes))
+
+    @asynccontextmanager
+    async def running(self, **changes: Any) -> AsyncIterator[Participant]:
+        async with self.participant(**changes) as made:
+            yield made
+
+    async def kill(self, participant: Participant) -> None:
+        """Ends a participant as a killed process does: no task goes on, the files are let go."""
+        for task in list(participant._tasks):
+            task.cancel()
+        await asyncio.gather(*participant._tasks, return_exceptions=True)
+        await participant._stack.aclose()
+
+    def on_disk(self) -> bytes:
+        return b"".join(file.read_bytes() for file in (self.folder / "state").iterdir())
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> App:
+    made = App(shuffler(2), tmp_path, VirtualTime())
+
+    def client(*_: object) -> httpx.AsyncClient:
+        return made.fake.client()
+
+    monkeypatch.setattr(module, "open_client", client)
+    return made
+
+
+def play(lease: UserLease, step: int, state: int) -> int:
+    """One step of a person: she goes on to (state + action + 1) mod X, and is glad in state 3."""
+    action = lease.act(step, state)
+    following = (state + action + 1) % world.SIZES.X
+    lease.record(step, state, action, float(state == 3), following)
+    return following
+
+
+async def whole(participant: Participant, user: str) -> None:
+    lease = await participant.lease(user)
+    state = 0
+    for step in range(world.SIZES.H):
+        state = play(lease, step, state)
+    await lease.report()
+
+
+def counts(fake: FakeShuffler) -> Any:
+    """What the reports of the batch counted, without its noise, which is seeded by slot."""
+    (batch,) = fake.batches.values()
+    slots = [slot for key, (_, slot, _) in batch.leases.items() if key in batch.reports]
+    plan = PreparedBatch.of(batch.descriptor)
+    noise = [encode_episode(plan, None, slot, test_entry=True) for slot in slots]
+    C = plan.layout.counters
+    return batch.counts()[0][:C] - np.bincount(np.concatenate(noise), minlength=C + 1)[:C]
+
+
+def test_a_user_plays_the_drawn_policy_and_reports(app: App) -> None:
+    async def go() -> None:
+        async with app.running() as participant:
+            lease = await participant.lease("ann@example.org")
+            assert (lease.step, lease.state) == (0, None)
+            first = play(lease, 0, 0)
+            assert (lease.step, lease.state) == (1, first)
+            assert await participant.lease("ann@example.org") is lease
+            play(lease, 1, first)
+            await lease.report()
+            with pytest.raises(LocalError, match="its report is sent"):
+                await lease.report()
+            with pytest.raises(LocalError, match="asked before") as caught:
+                await participant.lease("ann@example.org")
+            assert caught.value.slug == "user-unavailable"
+
+    batch = app.fake.deposit(world.signed(**SEED))
+    asyncio.run(go())
+    (lease,) = batch.leases.values()
+    assert lease[0] == opaque_id(KEY, "ann@example.org"), "the shuffler sees no address"
+    assert counts(app.fake).sum() == world.SIZES.H
+
+
+@pytest.mark.parametrize("episode_seconds", [None, 180])
+def test_a_user_at_22_seconds_a_step_is_in_time_where_the_descriptor_gives_time(
+    episode_seconds: int | None, app: App
+) -> None:
+    """With a lease of 120 seconds, 7 steps at 22 seconds end too late."""
+    steps = {"horizon": 7, "data_slots": 7, "policies": (((1, 0, 1, 0),) * 7,), "weights": (2**32,)}
+    steps |= {"noise": {"bits": 4, "p_numerator": 1, "p_log2": 2}, "noise_slots": 900}
+    app.fake.deposit(world.signed(**SEED, **steps, episode_seconds=episode_seconds))
+
+    async def go() -> None:
+        sizes = replace(world.SIZES, H=7)
+        async with Participant(sizes, **app.times, **app.settings()) as participant:
+            lease, state = await participant.lease("ann"), 0
+            for step in range(7):
+                await app.time.pass_by(22)
+                state = play(lease, step, state)
+            await lease.report()
+
+    if episode_seconds:
+        asyncio.run(go())
+        assert counts(app.fake).sum() == 7
+    else:
+        with pytest.raises(LocalError, match="this episode is over"):
+            asyncio.run(go())
+        assert not counts(app.fake).any()
+
+
+def test_noise_is_sent_for_those_who_give_up_or_take_too_long(app: App) -> None:
+    async def go() -> None:
+        async with app.running() as participant:
+            slow, tired = await participant.lease("slow"), await participant.lease("tired")
+            for lease in (slow, tired):
+                play(lease, 0, 0)
+            tired.give_up()
+            with pytest.raises(LocalError, match="over"):
+                tired.record(1, 1, tired.act(1, 1), 0.0, 2)
+            await quiet()
+            assert len(batch.reports) == 1, "at once"
+            await app.time.pass_by(slow.ends_at - app.time.now - 1)
+            assert len(batch.reports) == 1
+            await app.time.pass_by(1)
+            await quiet()
+            assert len(batch.reports) == 2, "well before the lease ends"
+            with pytest.raises(LocalError, match="over"):
+                await slow.report()
+
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=3_600))
+    asyncio.run(go())
+    assert not counts(app.fake).any()
+    sizes = {len(report) for report in batch.reports.values()}
+    assert sizes == {batch.descriptor.report_bytes}, "as long as every report"
+
+
+def test_an_episode_survives_a_killed_app_at_every_point(app: App) -> None:
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=3_600))
+
+    async def go() -> None:
+        asked: list[tuple[int, int]] = []
+        state = 0
+        for step in range(world.SIZES.H):
+            for _ in range(2):
+                participant = await app.participant().__aenter__()
+                lease = await participant.lease("ann")
+                assert lease.step == step
+                asked.append((step, lease.act(step, state)))
+                await app.kill(participant)
+            participant = await app.participant().__aenter__()
+            lease = await participant.lease("ann")
+            following = play(lease, step, state)
+            assert play(lease, step, state) == following, "a step may be repeated"
+            await app.kill(participant)
+            state = following
+        assert len(set(asked)) == world.SIZES.H, "the policy is drawn once"
+        app.fake.faults, app.fake.faulty = ["lost"] * 3, "/reports"
+        participant = await app.participant().__aenter__()
+        report = asyncio.create_task((await participant.lease("ann")).report())
+        while not app.fake.uploads:
+            await asyncio.sleep(0.001)
+        await app.kill(participant)
+        await asyncio.gather(report, return_exceptions=True)
+        async with app.running() as participant:
+            await quiet()
+            with pytest.raises(LocalError, match=r"asked before|over"):
+                await participant.lease("ann")
+
+    asyncio.run(go())
+    assert len(set(app.fake.uploads)) == 1, "the same bytes again, never a second report"
+    assert len(batch.reports) == len(batch.ends) == 1
+    assert counts(app.fake).sum() == world.SIZES.H
+
+
+def test_a_killed_app_sends_noise_when_it_starts_after_the_time(app: App) -> None:
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=3_600))
+
+    async def go() -> None:
+        participant = await app.participant().__aenter__()
+        for user in ("late", "gone"):
+            play(await participant.lease(user), 0, 0)
+        participant._held[opaque_id(KEY, "gone")].row.expires_at = 0
+        row = participant._held[opaque_id(KEY, "gone")].row
+        participant._episodes.begin(row)
+        await app.kill(participant)
+        app.time.now += 3_665
+        async with app.running() as participant:
+            for user in ("late", "gone"):
+                with pytest.raises(LocalError):
+                    await participant.lease(user)
+            await quiet()
+
+    asyncio.run(go())
+    assert len(batch.reports) == 1
+    assert not counts(app.fake).any()
+
+
+def test_an_app_that_never_comes_back_costs_its_users_nothing_but_their_noise(app: App) -> None:
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=3_600))
+
+    async def go() -> None:
+        participant = await app.participant().__aenter__()
+        for number in range(world.N):
+            play(await participant.lease(f"lost {number}"), 0, 0)
+        await app.kill(participant)
+        assert batch.free == 0
+        assert not app.fake.uploads
+        app.time.now += 3_600 + 120
+        async with app.running(state_dir=app.folder / "another") as participant:
+            for number in range(world.N):
+                await whole(participant, f"other {number}")
+
+    asyncio.run(go())
+    assert app.fake.full()
+    people = {user for user, _, _ in batch.leases.values()}
+    assert people == {opaque_id(KEY, f"other {number}") for number in range(world.N)}
+    assert counts(app.fake).sum() == world.N * world.SIZES.H
+
+
+def test_what_is_private_leaves_the_disk_when_the_report_is_sealed(app: App) -> None:
+    app.fake.deposit(world.signed(episode_seconds=3_600))
+    marks: list[bytes] = []
+
+    async def go() -> None:
+        async with app.running() as participant:
+            for end in ("report", "give up", "time"):
+                lease = await participant.lease(end)
+                state = play(lease, 0, 0)
+                lease.row.steps = [(0, 1, state)]
+                state = play(lease, 1, state)
+                mark = json.dumps(lease.row.steps).encode()
+                marks.append(mark)
+                assert mark in app.on_disk(), "it must survive a restart until then"
+                if end == "report":
+                    await lease.report()
+                elif end == "give up":
+                    lease.give_up()
+                else:
+                    await app.time.pass_by(3_700)
+                await quiet()
+                assert mark not in app.on_disk()
+        assert b"ann@example.org" not in app.on_disk()
+
+    asyncio.run(go())
+    assert len(marks) == 3
+
+
+def test_a_sealed_report_is_on_disk_before_it_leaves_and_its_steps_are_not(app: App) -> None:
+    app.fake.deposit(world.signed())
+
+    async def go() -> None:
+        async with app.running() as participant:
+            app.fake.faults, app.fake.faulty = ["503"] * 50, "/reports"
+            lease = await participant.lease("ann")
+            play(lease, 1, play(lease, 0, 0))
+            mark = json.dumps(lease.row.steps).encode()
+            report = asyncio.create_task(lease.report())
+            while lease.row.sealed is None:
+                await asyncio.sleep(0.001)
+            assert lease.row.sealed[:64] in app.on_disk()
+            assert mark not in app.on_disk()
+            app.fake.faults.clear()
+            await report
+
+    asyncio.run(go())
+
+
+def refuse(app: App, act: Callable[[UserLease], object], **changes: Any) -> RiffleError:
+    async def go() -> RiffleError:
+        async with app.running(**changes) as participant:
+            lease = await participant.lease("ann")
+            with pytest.raises(RiffleError) as caught:
+                done = act(lease)
+                if asyncio.iscoroutine(done):
+                    await done
+            return caught.value
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("act", "slug", "says"),
+    [
+        (lambda lease: lease.act(2, 0), "wrong-size", "steps are 0 to 1"),
+        (lambda lease: lease.act(0, 4), "wrong-size", "states 0 to 3"),
+        (lambda lease: lease.record(1, 0, 0, 0.0, 0), "wrong-state", "next step is 0"),
+        (lambda lease: lease.record(0, 0, 1 - lease.act(0, 0), 0.0, 0), "wrong-state", "act"),
+        (lambda lease: lease.record(0, 0, lease.act(0, 0), 1.5, 0), "wrong-size", "rewards"),
+        (lambda lease: lease.record(0, 0, lease.act(0, 0), np.nan, 0), "wrong-size", "rewards"),
+        (lambda lease: lease.record(0, 0, lease.act(0, 0), 0.0, 4), "wrong-size", "states"),
+        (lambda lease: lease.record(0, 0, lease.act(0, 0), 0.0, None), "wrong-size", "absorbing"),
+        (lambda lease: lease.report(), "wrong-state", "0 of 2 steps"),
+    ],
+)
+def test_what_an_app_does_wrong_is_said(
+    act: Callable[[UserLease], object], slug: str, says: str, app: App
+) -> None:
+    app.fake.deposit(world.signed())
+    error = refuse(app, act)
+    assert (error.slug, says in error.detail) == (slug, True), error.detail
+
+
+def test_who_gets_no_lease_is_told_why(app: App) -> None:
+    app.fake.elsewhere.add(opaque_id(KEY, "elsewhere"))
+
+    async def go() -> None:
+        async with app.running() as participant:
+            with pytest.raises(LocalError, match="try again later"):
+                await participant.lease("ann")
+            app.fake.deposit(world.signed())
+            with pytest.raises(RemoteError, match="gets no slot now"):
+                await participant.lease("elsewhere")
+            app.fake.batches.clear()
+            soon = int(app.time.now) + 600
+            app.fake.deposit(world.signed(episode_seconds=600, deployment=2, expires_at=soon))
+            with pytest.raises(LocalError, match="try again later"):
+                await participant.lease("ann")
+            assert not app.fake.batches[next(iter(app.fake.batches))].ends, "no slot was taken"
+
+    asyncio.run(go())
+
+
+def test_an_early_end_is_reported_with_the_absorbing_state(app: App) -> None:
+    app.fake.deposit(world.signed(**SEED))
+
+    async def go() -> None:
+        absorbing = Participant(world.SIZES, absorbing=3, **app.times, **app.settings())
+        async with absorbing as participant:
+            lease = await participant.lease("ann")
+            lease.record(0, 0, lease.act(0, 0), 1.0, None)
+            assert (lease.step, lease.state) == (world.SIZES.H, None)
+            await lease.report()
+
+    asyncio.run(go())
+    assert counts(app.fake).sum() == world.SIZES.H
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"simulated_users": True}, "simulated_users must not be true"),
+        ({"users_key_file": None}, "openssl rand -hex 32"),
+        ({"no_such_setting": 1}, "no_such_setting"),
+    ],
+)
+def test_an_app_is_told_what_is_wrong_with_its_settings(
+    changes: dict[str, Any], says: str, app: App
+) -> None:
+    with pytest.raises(LocalError) as caught:
+        app.participant(**changes)
+    assert caught.value.slug == "invalid-spec"
+    assert says in caught.value.detail
