@@ -1,5 +1,6 @@
 """Common to all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -28,6 +29,12 @@ hypothesis.settings.load_profile("riffle")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start long tests first: neither of two processes then waits for the other at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what is loaded by now from garbage collection, which would walk it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
