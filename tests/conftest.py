@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests import postgres
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
+
+# Tests end processes, not machines, so their files need no disk where memory has room for them.
+MEMORY, ROOM = Path("/dev/shm"), 8 << 30  # noqa: S108
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
+    os.environ["TMPDIR"] = str(MEMORY)
 
 # A shell's background job ignores Ctrl-C and hands that on: no child could be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempts what is loaded by now from garbage collection, which would walk it again and again."""
+    """Exempts all that is loaded by now from garbage collection, which walks it each time."""
     gc.collect()
     gc.freeze()
 
