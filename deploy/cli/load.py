@@ -22,7 +22,7 @@ from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.deploy import conformance, offers
-from riffle.deploy.cli.options import Force, Out, is_given
+from riffle.deploy.cli.options import CoordinatorUrl, Force, Out, ShufflerUrl, is_given
 from riffle.deploy.cli.up import results
 from riffle.deploy.load.benchmark import (
     disturbance,
@@ -42,6 +42,12 @@ from riffle.deploy.load.run import (
     run,
 )
 from riffle.deploy.network.processes import interrupt_on_termination, make_folder
+from riffle.deploy.network.secrets import (
+    LOOPBACK_SHUFFLER,
+    SHUFFLER_URL_FILE,
+    URL_FILE,
+    address,
+)
 from riffle.deploy.operator import COORDINATOR_URL
 from riffle.deploy.output import (
     Exit,
@@ -75,8 +81,8 @@ def load_command(
     network: Annotated[
         Path | None, typer.Option(help="secrets of a network that is up; default: a new one")
     ] = None,
-    shuffler_url: Annotated[str, typer.Option(help="shuffler's address")] = "http://127.0.0.1:8401",
-    coordinator_url: Annotated[str, typer.Option(help="coordinator's address")] = COORDINATOR_URL,
+    shuffler_url: ShufflerUrl = None,
+    coordinator_url: CoordinatorUrl = None,
     workers: Annotated[int, typer.Option(min=1, help="opening processes of a new network")] = 2,
     generator_cores: Annotated[
         str | None, typer.Option(help="processors for the generator, such as 0,1; default: all")
@@ -124,7 +130,11 @@ def load_command(
         target = (
             stack.enter_context(loopback_target(config, lock))
             if network is None
-            else Target(network, shuffler_url, coordinator_url)
+            else Target(
+                network,
+                address(network, SHUFFLER_URL_FILE, shuffler_url, LOOPBACK_SHUFFLER),
+                address(network, URL_FILE, coordinator_url, COORDINATOR_URL),
+            )
         )
         summary = (find_capacity if capacity else run)(config, target)
         write_summary(out, summary)

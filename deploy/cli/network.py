@@ -18,7 +18,7 @@ import typer
 
 from riffle.common.process.journal import Journal, log_to_stderr
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.deploy.cli.options import SECRETS, CoordinatorUrl
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, ShufflerUrl
 from riffle.deploy.output import (
     Exit,
     Output,
@@ -38,10 +38,6 @@ network_command = typer.Typer(
 )
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
-ShufflerUrl = Annotated[
-    str | None,
-    typer.Option(help="address of the shuffler; default: the one in FOLDER, or port 8401 here"),
-]
 SettingsFile = Annotated[
     Path | None, typer.Argument(help="settings file, as network/shuffler/settings")
 ]

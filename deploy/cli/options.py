@@ -32,6 +32,10 @@ CoordinatorUrl = Annotated[
         help="address of the coordinator; default: the one in the folder, or port 8400 here",
     ),
 ]
+ShufflerUrl = Annotated[
+    str | None,
+    typer.Option(help="address of the shuffler; default: the one in the folder, or port 8401 here"),
+]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
 Nodes = Annotated[int, typer.Option(min=1, help="nodes to start")]
