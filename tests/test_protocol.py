@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
@@ -22,7 +23,9 @@ from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import errors, hpke, wire
 from riffle.common.server import service
+from riffle.deploy import conformance, offers
 from riffle.node_client import pipeline, runner, shuffler_client, users
+from riffle.node_client.environments import tabular as t
 from riffle.shuffler import app, rules
 from riffle.shuffler.settings import Settings
 from tests.common.descriptors import ONE_MESSAGE, descriptor
@@ -65,6 +68,7 @@ DEFAULTS = {
 BACKOFF = shuffler_client.Backoff()
 KEY, TAG, SEAL = hpke.KEY_BYTES, hpke.TAG_BYTES, hpke.OVERHEAD
 P = 1 << MAX_P_LOG2
+RIVER = t.riverswim()
 USER = users.opaque_id(bytes(range(32)), "ann@example.org")
 
 SENTENCES = (
@@ -142,6 +146,12 @@ SENTENCES = (
     "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
     "little-endian 64-bit integers",
     "are the version of this protocol: 1.",
+    f"(X = {RIVER.sizes.X}, H = {RIVER.sizes.H} by default)",
+    f"with probability {t.MOVE:g}, {t.STAY:g} and {t.SLIP:g}; in state 0 it moves right with "
+    f"{t.MOVE_LEFT_END:g}, else stays; in state X − 1 it moves left with {t.SLIP_RIGHT_END:g}",
+    f"Action 0 in state 0 gives the reward {t.REWARD_LEFT:g}, action 1 in state X − 1 gives "
+    f"{t.REWARD_RIGHT:g}, every",
+    f"a file with a key of {2 * KEY} hexadecimal digits",
 )
 """Sentences of the page, made from the code's values."""
 
@@ -374,6 +384,16 @@ def label_faults(text: str) -> Iterator[str]:
         yield "3.2: labels"
 
 
+def setting_faults(text: str) -> Iterator[str]:
+    written = {name for row in rows(text, "18") for name in re.findall(r"`(\w+)`", row[0])}
+    with TemporaryDirectory() as folder:
+        recorder = conformance.Recorder(offers.Keys(), "token", [])
+        made = conformance.write_settings(Path(folder), "http://127.0.0.1:1", recorder, (), ())
+    known = set(made) - {"credentials_file", "analyzer_keys_file"}  # what node.env needs, too
+    if written != known:
+        yield f"18: settings {written ^ known}"
+
+
 def limit_faults(text: str) -> Iterator[str]:
     values = {name: int(value) for name, value in rows(text, "15")}
     fields = Settings.model_fields
@@ -433,11 +453,13 @@ def faults(text: str) -> list[str]:
 
 def test_the_page_says_what_the_code_does() -> None:
     assert not faults(PAGE)
+    assert not list(setting_faults(PAGE))
 
 
 FREE = re.compile(
     r"^\#.*$ | \[[^]]*\]\(\#[^)]*\) | ^\d+\.[ ] | ^[ ]{4}.*"
-    r"| In[ ]rule[ ]\d+ | \|[ ]2[56][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
+    r"| `d1 | -v0 | In[ ]rule[ ]\d+ | [ ]19[ ]and[ ]20"
+    r"| \|[ ]2[56][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
     r"| SHA-?256 | AES-\d+ | /v1/ | `v1` | p_log2 | ⌊log2⌋ | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
     r"| \b00\b | \b[012]\b | \(2k | `\W?8[^`]*` | answer(,|[ ]is)[ ]20[01] | a[ ]\*?\*?200"
     r"| exceed[ ]64[ ]bits | users\W+1000 | `00[ ]01[ ]02[ ]...[ ]1f` | The[ ]key[ ]is[ ]32",
