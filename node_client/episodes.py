@@ -107,9 +107,13 @@ class Episodes(StateFile):
         change = "UPDATE episodes SET steps = NULL, sealed = ?, batch_key = ? WHERE user = ?"
         self._erase(change, sealed, batch_key, user)
 
-    def forget(self, user: str) -> None:
-        """Erases a user's episode."""
-        self._erase("DELETE FROM episodes WHERE user = ?", user)
+    def forget(self, row: Row) -> None:
+        """Deletes a user's episode; erases it if it still has steps."""
+        delete = "DELETE FROM episodes WHERE user = ?"
+        if row.steps is None:
+            self._write(delete, [(row.user,)])
+        else:
+            self._erase(delete, row.user)
 
     def _erase(self, statement: str, *values: str | bytes) -> None:
         """Executes a statement and empties the log, which has older versions of the row."""

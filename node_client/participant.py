@@ -284,8 +284,10 @@ class Participant:
         row.sealed, row.batch_key, row.steps = sealed, job.keys.batch_key, None
 
     def _forget(self, held: UserLease) -> None:
-        self._episodes.forget(held.row.user)
-        self._held.pop(held.row.user, None)
+        if not self._is_held(held):
+            return
+        self._episodes.forget(held.row)
+        del self._held[held.row.user]
         held.row.steps = None
         held.over.set()
         held.done.set()

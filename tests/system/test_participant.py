@@ -32,7 +32,7 @@ from tests.system.test_node_shuffler import (
 )
 
 USERS = int(os.environ.get("RIFFLE_PARTICIPANT_USERS", "24"))
-KILLS = int(os.environ.get("RIFFLE_PARTICIPANT_KILLS", "2"))
+KILLS = int(os.environ.get("RIFFLE_PARTICIPANT_KILLS", "1"))
 APP = "import sys; from tests.system.test_participant import app; app(*sys.argv[1:])"
 QUITTERS = 4
 """One user in this many gives up after the first step."""
