@@ -50,7 +50,7 @@ export class BatchesCard {
     const told = tenths !== null && tenths !== undefined;
     this.fill.hidden = !told;
     if (told) this.fill.value = tenths;
-    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: at least ${tenths} tenths full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not shown.`);
+    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: ${tenths ? `at least ${tenths} tenths` : "less than a tenth"} full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not shown.`);
   }
 }
 

@@ -97,7 +97,7 @@ export class Head {
     set("Privacy spent, \u03b5", result ? number(result.epsilon) : "\u2013", `of ${number(spec.epsilon)} for each user, at \u03b2 = ${number(spec.beta)}`);
     set("Episodes counted", count(run.episodes), `${Math.floor((100 * run.episodes) / spec.episodes)} % of ${count(spec.episodes)}`);
     if (!truth?.regret.length) return;
-    set("True value now, simulated", number(truth.value.at(-1)), `${number((100 * truth.value.at(-1)) / truth.optimal_value, 3)} % of the best, ${number(truth.optimal_value)}; of the newest deployment`);
+    set("Newest deployment earns", number(truth.value.at(-1)), `${number((100 * truth.value.at(-1)) / truth.optimal_value, 3)} % of the best, ${number(truth.optimal_value)}; exact. Exploring earns less.`);
     set("Regret, exact", number(truth.regret.at(-1)), `of at most ${number(truth.optimal_value * truth.episodes.at(-1))}`);
   }
 }

@@ -36,10 +36,10 @@ EPISODES, FIRST_STAGE, STAGES = 6000, 200, 3
 COUNTED, OPEN, SENT = 300, 100, 40
 PICTURES = {
     "list-light": ("light", 1280, 340),
-    "run-light": ("light", 1280, 2600),
+    "run-light": ("light", 1280, 1450),
     "run-dark": ("dark", 1280, 900),
     "run-phone": ("light", 360, 900),
-    "hand-light": ("light", 1280, 1870),
+    "hand-light": ("light", 1280, 900),
 }
 
 
