@@ -78,7 +78,7 @@ def by_hand(learned: Shown) -> Iterator[str]:
     """A manual run of the same environment, one batch counted and one that stays partly filled."""
     with Operator.of(learned.network.secrets) as operator:
         asked = operator.run(learned.run)["spec"] | {"name": "by-hand", "learner": "manual"}
-        asked |= {"run_id": None, "options": {}, "episodes": 2 * COUNTED}
+        asked |= {"run_id": None, "options": {}, "support": None, "episodes": 2 * COUNTED}
         run = operator.create_run(RunSpec.model_validate(asked))["id"]
         policy = ((1,) * asked["states"],) * asked["horizon"]
         operator.deploy(run, ManualDeployment(policy=policy, episodes=COUNTED))
