@@ -154,7 +154,7 @@ def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: f
             raise
         K = _sufficient_K(problem, check, factor) if growth >= LEAST_GROWTH else None
         advice = (
-            f"batches grow with the run's episodes: {K} episodes would do"
+            f"batches grow with the run's episodes: {K} episodes would be accepted"
             if K
             else "more episodes alone may not do: the option smallest_n makes batches larger"
         )

@@ -23,7 +23,7 @@ Families = Literal["paper", "lean", "joint"]
 """The same names as in `common.mechanism.counters`, which imports NumPy."""
 
 SECRETS = Path("network")
-NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE]\+?\d{1,3})?")
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d{1,3})?")
 Network = Annotated[Path, typer.Option("--network", help="folder of the network's secrets")]
 CoordinatorUrl = Annotated[
     str | None,

@@ -5,6 +5,7 @@ Seeded noise is keyed by (run, batch, slot), so the equality is exact. See tests
 
 import asyncio
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.policy import Mixture
+from riffle.common.mechanism.randomness import SystemRandomness
 from riffle.common.process.plugins import load_file
 from riffle.common.protocol.descriptor import parse
 from riffle.coordinator.batches.counts import private_counts, value_estimate
@@ -213,3 +215,19 @@ def test_an_example_is_short_and_as_long_as_documented(file: str, most: int) -> 
     lines = len((EXAMPLES / file).read_text().splitlines())
     assert lines <= most
     assert f"`examples/{file}` | {lines} |" in (EXAMPLES.parent / "docs" / "own.md").read_text()
+
+
+def test_the_wrappers_of_the_documentation_make_environments(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "own.md").read_text()
+    (block,) = re.findall(r"```python\n(# wrapped.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "wrapped.py").write_text(block)
+    for name, X in (("pole", 9), ("blackjack", 65)):
+        made = make(f"wrapped.py:{name}", folder=str(tmp_path))
+        assert made.sizes.X == X
+        state = made.reset(SystemRandomness())
+        for _ in range(made.sizes.H):
+            assert 0 <= state < X
+            state, reward, over = made.step(0, SystemRandomness())
+            assert made.reward_range[0] <= reward <= made.reward_range[1]
+            if over:
+                break

@@ -93,7 +93,9 @@ def test_a_refusal_of_small_batches_names_a_sufficient_number_of_episodes(
 ) -> None:
     """Operators do not choose a batch's n; the number in the advice is accepted."""
     refused, detail = too_small(**asked, episodes=K)
-    advice = re.search(r"; batches grow with the run's episodes: (\d+) episodes would do$", detail)
+    advice = re.search(
+        r"; batches grow with the run's episodes: (\d+) episodes would be accepted$", detail
+    )
     assert advice is not None, detail
     enough = int(advice[1])
     assert enough > K

@@ -1,5 +1,6 @@
 """Options as dataclasses: every field is an option, with its type, default and help."""
 
+import re
 from dataclasses import dataclass, fields
 from typing import Annotated, get_args
 
@@ -67,3 +68,24 @@ def test_commands_have_the_options_of_a_run_in_one_order(command: str, missing: 
 
 def test_counter_families_have_the_same_names_as_in_the_mechanism() -> None:
     assert get_args(options.Families) == get_args(Families)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("2e4", 20_000), ("20000", 20_000), ("1.5e3", 1_500), ("3.0", 3)]
+)
+def test_2e4_is_a_whole_number(text: str, number: int) -> None:
+    assert options.whole_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["2.5", "1e-3", "many", "nan", "inf", "1e999", ""])
+def test_other_texts_are_no_whole_numbers(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=re.escape(repr(text))):
+        options.whole_number(text)
+
+
+def test_pairs_have_types() -> None:
+    texts = ["map=8x8", "ice=false", "n=3", "K=2e4", "x=0.5", "means=[0.1,1e-2]", "odd=[a]"]
+    assert options.read_pairs(texts) == {
+        "map": "8x8", "ice": False, "n": 3, "K": 20_000, "x": 0.5, "means": [0.1, 0.01],
+        "odd": "[a]",
+    }  # fmt: skip
