@@ -153,7 +153,7 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["run", "--network", "no/such/folder"], 4, "as --network runs/demo/network"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "nothing accepts connections there"),
         (["up", "--shuffler-port", "99999"], 2, "not '99999'"),
-        (["network", "enrol", "--owner", "me", "--users", "x"], 2, "not 'x'"),
+        (["network", "enrol", "--owner", "me", "--users", "x"], 2, "'x' is no whole number"),
         (["up", "--trust", "x"], 2, "'--trust': 'x' is not one of"),
         (["health", "nonsense"], 3, "'nonsense' is no address: it must be http://host:port"),
         (["up", "--learner", "ucbvi"], 3, "ucbvi is on the simulator only: riffle simulate --lea"),

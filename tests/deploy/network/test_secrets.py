@@ -134,10 +134,23 @@ def test_a_revoked_node_is_replaced_and_never_counted(shuffler: tuple[Path, str]
         return json.loads(result.stdout)
 
     def enrolled(nodes: int) -> int:
-        clinic = ("--owner", "clinic", "--users", "7", "--nodes", str(nodes))
+        clinic = ("--owner", "clinic", "--users", "7e1", "--nodes", str(nodes))
         return int(operate("enrol", str(secrets), *clinic)["enrolled"])
 
     assert (enrolled(2), enrolled(2)) == (2, 0)
+    command = [
+        "network",
+        "enrol",
+        str(secrets),
+        "--owner",
+        "clinic",
+        "--nodes",
+        "9",
+        "--users",
+        "0",
+    ]
+    refused = CliRunner().invoke(build(command), command)
+    assert (refused.exit_code, "or equal to 1, not 0" in refused.stderr) == (3, True)
     revoked = operate("revoke", "clinic-1", str(secrets))
     assert revoked["owner"] == "clinic"
     assert enrolled(1) == 0
@@ -150,6 +163,7 @@ def test_a_revoked_node_is_replaced_and_never_counted(shuffler: tuple[Path, str]
     mine = [node["node_id"] for node in credentials(secrets) if node["owner"] == "clinic"]
     assert len(mine) == 2 and revoked["node_id"] not in mine
     listed = operate("nodes", str(secrets))
+    assert 70 in {node["users"] for node in listed["nodes"]}
     clinic = [node for node in listed["nodes"] if node["owner"] == "clinic"]
     clinic.sort(key=lambda node: node["name"])
     assert [node["name"] for node in clinic] == ["clinic-1", "clinic-2", "clinic-3"]
