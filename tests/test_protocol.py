@@ -26,6 +26,7 @@ from riffle.common.server import service
 from riffle.deploy import conformance, offers
 from riffle.node_client import pipeline, runner, shuffler_client, users
 from riffle.node_client.environments import tabular as t
+from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler import app, rules
 from riffle.shuffler.settings import Settings
 from tests.common.descriptors import ONE_MESSAGE, descriptor
@@ -69,6 +70,7 @@ BACKOFF = shuffler_client.Backoff()
 KEY, TAG, SEAL = hpke.KEY_BYTES, hpke.TAG_BYTES, hpke.OVERHEAD
 P = 1 << MAX_P_LOG2
 RIVER = t.riverswim()
+EPISODE_SHARE = NodeSettings.model_fields["episode_share"].default
 USER = users.opaque_id(bytes(range(32)), "ann@example.org")
 
 SENTENCES = (
@@ -120,6 +122,10 @@ SENTENCES = (
     f"makes noise for epsilon × (1 − {MARGIN:.0e})".replace("e-06", "e-6"),
     f"the reference node reads at most {shuffler_client.MAX_ANSWER_BYTES} bytes of an answer",
     f"wait a random time up to min({BACKOFF.cap:g} s, {BACKOFF.base:g} s × 2^k)",
+    f"reference node gives up after {BACKOFF.attempts} tries",
+    {0.5: "and half of what is left of the lease"}[
+        NodeSettings.model_fields["episode_share"].default
+    ],
     f"plus `Retry-After` (at most {errors.LONGEST_WAIT_SECONDS:g} s)",
     f"`wait` (0 to {app.MAX_WAIT_SECONDS}) makes it",
     f"or to n if n is below {rules.SMALLEST_SHOWN}",
@@ -460,7 +466,7 @@ FREE = re.compile(
     r"^\#.*$ | \[[^]]*\]\(\#[^)]*\) | ^\d+\.[ ] | ^[ ]{4}.*"
     r"| `d1 | -v0 | In[ ]rule[ ]\d+ | [ ]19[ ]and[ ]20"
     r"| \|[ ]2[56][ ]\| | expiry[ ]\(8\) | RFC[ ]\d+ | Ed25519 | X25519 | UTF-8"
-    r"| SHA-?256 | AES-\d+ | /v1/ | `v1` | p_log2 | ⌊log2⌋ | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
+    r"| SHA-?256 | AES-\d+ | /v1/ | `v1` | p_log2 | `I2\( | clinic-1 | 1970-01-01[ ]00:00"
     r"| \b00\b | \b[012]\b | \(2k | `\W?8[^`]*` | answer(,|[ ]is)[ ]20[01] | a[ ]\*?\*?200"
     r"| exceed[ ]64[ ]bits | users\W+1000 | `00[ ]01[ ]02[ ]...[ ]1f` | The[ ]key[ ]is[ ]32",
     re.MULTILINE | re.VERBOSE,
