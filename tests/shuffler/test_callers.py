@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 
 import pytest
+from fastapi.routing import APIRoute
 
+from riffle.common.process.endpoint import hash_token
+from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES
 from riffle.common.protocol.hpke import open_each
 from riffle.common.server.limits import CallerLimits, RateLimit, TokenBucket
+from riffle.common.server.service import MAX_JSON_BYTES
+from riffle.shuffler.app import router
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
 
@@ -18,6 +23,7 @@ ROUTES = [
     ("POST", f"/batches/{ID}/declined", {"node"}),
     ("POST", f"/batches/{ID}/reports", {"node"}),
     ("GET", f"/batches/{ID}/status", {"coordinator", "operator"}),
+    ("GET", "/deposits", {"coordinator"}),
     ("GET", f"/batches/{ID}/conservation", {"coordinator", "operator"}),
     ("GET", f"/batches/{ID}/messages", {"coordinator"}),
     ("POST", f"/batches/{ID}/acknowledgement", {"coordinator"}),
@@ -28,11 +34,28 @@ ROUTES = [
 ]
 
 
+PUBLIC = {"/v1/identity", "/livez", "/readyz"}
+
+
+def test_no_route_is_left_out() -> None:
+    routes = [route for route in router.routes if isinstance(route, APIRoute)]
+    found = {
+        (method, route.path.replace("{batch_id}", ID).replace("{node_id}", ID))
+        for route in routes
+        for method in route.methods
+        if route.path not in PUBLIC | {"/metrics"}
+    }
+    assert found == {(method, f"/v1{path}") for method, path, _ in ROUTES}
+
+
 @pytest.mark.parametrize(("method", "path", "allowed"), ROUTES)
 def test_each_route_admits_its_callers_only(
     api: Api, method: str, path: str, allowed: set[str]
 ) -> None:
+    (api.directory / "metrics_hash").write_text(hash_token("reader"))
+    api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
     tokens = {
+        "reader of metrics": "reader",
         "coordinator": COORDINATOR_TOKEN,
         "operator": OPERATOR_TOKEN,
         "node": api.token,
@@ -81,6 +104,62 @@ def test_coordinator_and_operator_have_rate_limits(api: Api, who: str, token: st
     assert int(answers[-1].headers["Retry-After"]) >= 1
     other = ({COORDINATOR_TOKEN, OPERATOR_TOKEN} - {token}).pop()
     assert api.call("GET", path, other).status_code == 200
+
+
+def test_every_route_counts_toward_its_callers_limit(api: Api) -> None:
+    """Also toward the limit of guesses, which is one for all routes."""
+    api.restart(node_requests=0.01)
+    authenticator = api.client.app.state.authenticator  # type: ignore[attr-defined]
+    for who in ("coordinator", "operator"):
+        authenticator._limits[who] = CallerLimits(RateLimit(0.01, reports=1.0, at_once=9))
+    tokens = {"coordinator": COORDINATOR_TOKEN, "operator": OPERATOR_TOKEN, "node": api.token}
+    routes = {
+        who: [(method, path) for method, path, callers in ROUTES if who in callers]
+        for who in tokens
+    }
+    for who, token in tokens.items():
+        while api.call(*routes[who][0], token).status_code != 429:
+            pass
+        answers = {route: api.call(*route, token).status_code for route in routes[who]}
+        assert answers == dict.fromkeys(routes[who], 429), who
+    authenticator.failures._bucket = TokenBucket(rate=0.01, burst=1.0)
+    while api.call("GET", "/batches", "guess").status_code != 429:
+        pass
+    guesses = {(method, path): api.call(method, path, "guess") for method, path, _ in ROUTES}
+    assert {route for route, answer in guesses.items() if answer.status_code != 429} == set()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_every_body_is_bounded(api: Api, declared: bool) -> None:
+    batch, tokens = api.deposit(), {"coordinator": COORDINATOR_TOKEN, "operator": OPERATOR_TOKEN}
+    tokens["node"], report = api.token, batch.context.descriptor.report_bytes
+    with_body = ("", "/leases", "/declined", "/reports", "/acknowledgement", "/nodes")
+    for method, path, callers in ROUTES:
+        ending = path.removeprefix(f"/batches/{ID}")
+        if ending not in with_body or method not in ("POST", "PUT"):
+            continue
+        most = {"": MAX_DESCRIPTOR_BYTES, "/reports": 2_048 * (16 + report)}
+        size = most.get(ending, MAX_JSON_BYTES) + 1
+        body = bytes(size)
+        content = body if declared else iter([body[: size // 2], body[size // 2 :]])
+        (who,) = callers
+        here = path.replace(ID, batch.batch_id)
+        answer = api.call(method, here, tokens[who], content=content)
+        assert (answer.status_code, problem(answer)) == (413, "too-large"), (method, path)
+
+
+def test_a_node_leaves_memory_for_the_uploads_of_others(api: Api) -> None:
+    api.restart(max_inflight_bytes=1 << 16, max_upload_bytes=1 << 14)
+    batch, (_, other) = api.deposit(), api.enrol(10)
+    (mine,), (theirs,) = api.leases(batch, [user(0)]), api.leases(batch, [user(1)], other)
+    frames = [(lease.lease, batch.report()) for lease in (mine, theirs)]
+    with api.core.inflight.meter(api.node_id) as take:
+        take(api.settings.inflight_of_a_node)
+        refused = api.upload(batch, frames[:1])
+        assert (refused.status_code, problem(refused)) == (429, "too-many-requests")
+        assert api.outcomes(batch, frames[1:], other) == ["accepted"]
+    assert api.outcomes(batch, frames[:1]) == ["accepted"]
+    assert api.core.inflight.taken == 0
 
 
 def test_a_node_that_asks_too_often_is_told_when_to_come_back(api: Api) -> None:

@@ -1,5 +1,6 @@
 """Settings: from the environment, with an explanation for each thing that is wrong."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,41 @@ def test_off_loopback_no_owner_can_break_the_guarantee(
         return
     with pytest.raises(LocalError, match=told):
         Settings.load()
+
+
+DEMANDED: dict[str, tuple[str, object]] = {
+    "shuffler_id": ("shuffler_id", "another"),
+    "coordinator_key": ("coordinator_key", "ab" * 32),
+    "max_epsilon": ("guarantee", 0.5),
+    "max_beta": ("guarantee", 1e-9),
+    "min_dishonest_fraction": ("guarantee", 0.25),
+    "trust_models": ("trust_models", ("local",)),
+    "aggregations": ("aggregations", ("sums",)),
+    "smallest_n": ("smallest_n", 77),
+    "test_entry": ("test_entry", True),
+    "max_batch_bytes": ("max_batch_bytes", 1 << 25),
+    "max_batch_seconds": ("max_batch_seconds", 77),
+    "max_episode_seconds": ("max_episode_seconds", 77),
+    "max_owner_share": ("max_owner_share", 0.125),
+    "epoch_seconds": ("epoch_seconds", 86_400),
+    "max_upload_bytes": ("max_report_bytes", 1 << 31),
+}
+
+
+def test_every_demand_is_a_setting_that_reaches_the_rules(tmp_path: Path) -> None:
+    """Each setting changes its own demand and no other, so none is dropped or swapped."""
+    before = asdict(settings(tmp_path).demands())
+    for name, (demand, value) in DEMANDED.items():
+        after = asdict(settings(tmp_path, **{name: value}).demands())
+        changed = {each for each in before if before[each] != after[each]}
+        assert changed == {demand}, name
+        found = after[demand]
+        if demand == "guarantee":
+            assert value in found.values() and value not in before[demand].values(), name
+        elif name not in ("coordinator_key", "max_upload_bytes"):
+            assert found == value, name
+    reread = {"analyzer_keys"}  # the file of pins is read at each deposit
+    assert {demand for demand, _ in DEMANDED.values()} == before.keys() - reread
 
 
 def test_on_loopback_one_owner_may_run_everything(environment: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,92 @@
+"""Every way in which a batch ends: what is spent, erased and answered."""
+
+import pytest
+from sqlalchemy import func, select
+
+from riffle.common.protocol.descriptor import batch_id
+from riffle.shuffler.store.schema import declined, report_keys, reports, sums
+from tests.shuffler.conftest import Api, both_aggregations, problem
+from tests.shuffler.test_reports import refusals
+from tests.shuffler.world import OPERATOR_TOKEN, Batch, user
+
+RETENTION = 1_000
+FULL = ("sealed", "forwarded", "erased", "retired")
+SHORT = ("abandoned", "expired", "lost")
+OVER = ("erased", "retired", *SHORT)
+
+
+def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
+    """Ends a batch of four. Returns the frames of those who had a slot and have not reported."""
+    leases = api.leases(batch, [user(number) for number in range(4)])
+    frames = [(lease.lease, batch.report()) for lease in leases]
+    sent = 4 if how in FULL else 2
+    assert api.outcomes(batch, frames[:sent]) == ["accepted"] * sent
+    path = f"/batches/{batch.batch_id}/declined"
+    assert api.call("POST", path, api.token, json={"reason": "too-slow"}).status_code == 200
+    if how == "abandoned":
+        api.abandon(batch)
+    elif how == "lost":
+        (api.directory / f"data/secrets/{batch.batch_id}.secret").unlink()
+        api.restart()
+    elif how == "erased":
+        api.finish(batch)
+    elif how == "forwarded":
+        assert api.messages(batch).status_code == 200
+    elif how != "sealed":
+        api.clock.now += 3_600 if how == "expired" else RETENTION
+    return frames[sent:]
+
+
+@pytest.mark.parametrize("how", [*FULL, *SHORT])
+def test_who_has_reported_is_spent_whatever_became_of_the_batch(api: Api, how: str) -> None:
+    """At the same node and others of its owner, for another batch and run, and after restarts."""
+    api.restart(retention_seconds=RETENTION)
+    _, fellow = api.enrol(10, "owner")
+    waiting = end(api, api.deposit(), how)
+    changes, run = {"expires_at": int(api.clock.now) + 3_600}, "cd" * 16
+    others = [
+        api.deposit(8, deployment=1, **changes),
+        api.deposit(8, run_id=run, batch_id=batch_id(run, 0), **changes),
+    ]
+    spent = [user(number) for number in range(4 - len(waiting))]
+    for token in (api.token, fellow):
+        for other in others:
+            assert set(refusals(api, other, spent, token)) == {"user-unavailable"}
+    api.restart()
+    assert set(refusals(api, others[0], spent)) == {"user-unavailable"}
+    assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
+    _, successor = api.enrol(10, "owner")
+    assert set(refusals(api, others[1], spent, successor)) == {"user-unavailable"}
+    free = [user(number) for number in range(4 - len(waiting), 5)]
+    assert len(api.leases(others[1], free, successor)) == len(free), "they have not reported"
+
+
+@pytest.mark.parametrize("how", [*FULL, *SHORT])
+def test_a_batch_that_takes_nothing_more_refuses_all_users_of_all_owners_alike(
+    api: Api, how: str
+) -> None:
+    api.restart(retention_seconds=RETENTION)
+    batch = api.deposit()
+    tokens = [api.token, api.enrol(10, "owner")[1], api.enrol(1)[1]]
+    end(api, batch, how)
+    answers = {
+        one for token in tokens for one in refusals(api, batch, [*map(user, range(6))], token)
+    }
+    assert answers == ({"batch-full"} if how in FULL else {"late"})
+
+
+@both_aggregations
+@pytest.mark.parametrize("how", OVER)
+def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
+    api.restart(retention_seconds=RETENTION)
+    batch = api.deposit()
+    late = end(api, batch, how)
+    assert api.status(batch)["state"] == ("erased" if how == "erased" else "abandoned")
+    assert api.status(batch)["declined"] == []
+    with api.core._store.engine.connect() as store:
+        for table in (reports, sums, report_keys, declined):
+            assert not store.scalar(select(func.count()).select_from(table)), table.name
+    assert list((api.directory / "data/secrets").iterdir()) == []
+    assert problem(api.messages(batch)) == "late"
+    assert set(api.outcomes(batch, late)) == {"late"} if late else True
+    assert list((api.directory / "data/secrets").iterdir()) == []
