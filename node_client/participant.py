@@ -16,8 +16,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -27,7 +25,7 @@ from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, Rif
 from riffle.common.protocol.wire import Lease, UploadReply
 from riffle.node_client.environments.tabular import Declaration
 from riffle.node_client.episode import encode_episode, policy_word
-from riffle.node_client.episodes import Episodes, RecordedEpisode, Row, UserLease
+from riffle.node_client.episodes import RecordedEpisode, Row, UserLease
 from riffle.node_client.main import make_runner
 from riffle.node_client.pipeline import Job
 from riffle.node_client.runner import DRAIN_SECONDS, RETRY_SECONDS, NodeState
@@ -67,8 +65,8 @@ class Participant:
         self._settings = AppSettings.load(**settings)
         self._held: dict[str, UserLease] = {}
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._sending: set[asyncio.Task[Any]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._reports: set[asyncio.Task[None]] = set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -77,15 +75,11 @@ class Participant:
             self._stack = self._stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Sends what is to be sent, for some seconds; the next start goes on with the rest."""
-        ending = [held.done.wait() for held in self._held.values() if held.over.is_set()]
-        busy = [*self._sending, *map(self._start, ending)]
-        if busy:
-            await asyncio.wait(busy, timeout=DRAIN_SECONDS)
-        tasks = list(self._tasks)
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=DRAIN_SECONDS)
+        tasks = [*self._reports, *self._watches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -95,18 +89,13 @@ class Participant:
         s = self._settings
         self._users = users = Users(s.state_dir, s.users(), s.users_key)
         self._stack.callback(users.close)
-        self._episodes = Episodes(s.state_dir)
-        self._stack.callback(self._episodes.close)
         client = await self._stack.enter_async_context(open_client(s.shuffler_url, s.ca_file))
         shuffler = ShufflerClient(client, Backoff(clock=self._clock))
-        self._runner = make_runner(
-            s, self._shape, seal_in_thread, shuffler, users, clock=self._clock
-        )
-        self._pipeline = self._runner.pipeline
-        self._nodes = {node.credential.node_id: node for node in self._runner.nodes}
-        rows = self._episodes.rows()
-        users.mark_asked([row.user for row in rows])
-        for row in rows:
+        made = make_runner(s, self._shape, seal_in_thread, shuffler, users, clock=self._clock)
+        self._runner, self._pipeline = made, made.pipeline
+        self._nodes = {node.credential.node_id: node for node in made.nodes}
+        for row in map(Row.model_validate_json, users.episodes()):
+            users.mark_asked([row.user])
             self._hold(row)
 
     async def lease(self, user: str) -> UserLease:
@@ -122,8 +111,7 @@ class Participant:
         name = opaque_id(self._settings.users_key or b"", user)
         async with self._locks.setdefault(name, asyncio.Lock()):
             held = self._held.get(name) or await self._ask(name)
-            if held.batch is None:
-                await self._prepare(held)
+            await self._prepare(held)
         held.open_steps()
         return held
 
@@ -161,6 +149,7 @@ class Participant:
     def _begin(self, node: NodeState, job: Job, lease: Lease) -> Row:
         """Records the lease, then marks the user as asked: a crash in between loses nobody."""
         now, share = self._clock(), self._settings.episode_share
+        word = policy_word(job.batch.descriptor, lease.slot, test_entry=self._pipeline.test_entry)
         row = Row(
             user=lease.user,
             node_id=node.credential.node_id,
@@ -169,128 +158,104 @@ class Participant:
             lease=lease.lease,
             expires_at=lease.expires_at,
             ends_at=now + job.episode_time(lease.expires_at - now, share),
-            word=policy_word(
-                job.batch.descriptor, lease.slot, test_entry=self._pipeline.test_entry
-            ),
-            steps=[],
+            word=word,
         )
-        self._episodes.begin(row)
+        self._users.keep_episode(row.user, row.model_dump_json())
         self._users.mark_asked([row.user])
         JOURNAL.note("leased", batch_id=job.batch_id, reports=1)
         return row
 
     def _hold(self, row: Row) -> UserLease:
-        held = UserLease(row, self._episodes, self._shape, self._clock, self._send)
+        held = UserLease(row, self._users, self._shape, self._clock, self._send)
         self._held[row.user] = held
-        self._start(self._watch(held))
+        _start(self._watch(held), self._watches)
         return held
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _send(self, held: UserLease, *, noise: bool = False) -> asyncio.Task[None]:
+        return _start(self._deliver(held, noise=noise), self._reports)
 
     async def _prepare(self, held: UserLease) -> Job:
         """Returns the batch of a lease, checked again after a restart."""
-        node = self._nodes.get(held.row.node_id)
-        if node is None:
+        if (node := self._nodes.get(held.row.node_id)) is None:
             raise LocalError("unauthorized", "the node of this lease has no credential any more")
         job = await self._runner.job(node, held.row.batch_id)
         held.batch = job.batch
         return job
 
     async def _watch(self, held: UserLease) -> None:
-        """Sends noise for a user who gave up or whose time is over; ends with the lease."""
-        await self._sleep_until_over(held)
+        """When the time is over, sends noise; then, or when the lease is over, forgets the user."""
+        while held.row.steps is not None and (left := held.ends_at - self._clock()) > 0:
+            await self._sleep(min(left, LONGEST_SLEEP))
         while self._is_held(held) and self._clock() < held.row.expires_at:
             try:
-                await self._deliver(held, recorded=False)
+                await self._send(held, noise=True)
             except RiffleError as error:
                 JOURNAL.problem("reports-refused", error, batch_id=held.row.batch_id)
-            if self._is_held(held):
                 await self._sleep(RETRY_SECONDS)
         self._forget(held)
 
-    def _is_held(self, held: UserLease) -> bool:
-        return self._held.get(held.row.user) is held
-
-    async def _sleep_until_over(self, held: UserLease) -> None:
-        while not held.over.is_set() and (left := held.ends_at - self._clock()) > 0:
-            asleep = asyncio.ensure_future(self._sleep(min(left, LONGEST_SLEEP)))
-            awake = asyncio.ensure_future(held.over.wait())
-            try:
-                await asyncio.wait({asleep, awake}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                asleep.cancel()
-                awake.cancel()
-        held.over.set()
-
-    async def _send(self, held: UserLease) -> None:
-        """Sends a recorded episode; the task goes on if its caller is cancelled."""
-        task = self._start(self._deliver(held, recorded=True))
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.shield(task)
-
-    async def _deliver(self, held: UserLease, *, recorded: bool) -> None:
+    async def _deliver(self, held: UserLease, *, noise: bool) -> None:
         """Sends a user's report, once. Keeps the lease only if another try may succeed."""
         async with held.lock:
             if not self._is_held(held):
-                if recorded:
-                    raise LocalError("late", "noise was reported in place of this episode")
                 return
+            if noise and held.row.steps is not None:
+                held.keep(steps=None)
             try:
-                reply = await self._upload(held, recorded=recorded)
+                reply = await self._upload(held)
             except RemoteError:
                 self._forget(held)
                 raise
-            except LocalError:
-                raise
-            except Exception as error:  # raised without its text, which could hold an episode
-                JOURNAL.exception("reports-lost", error, batch_id=held.row.batch_id)
-                raise LocalError("internal", "no report could be made; see the log") from None
             self._forget(held)
         accepted, outcome = self._pipeline.settle(reply), reply.results[0].outcome
         JOURNAL.note("uploaded", batch_id=held.row.batch_id, reports=1, accepted=accepted)
         if not accepted:
             raise _refusal(outcome)
 
-    async def _upload(self, held: UserLease, *, recorded: bool) -> UploadReply:
+    async def _upload(self, held: UserLease) -> UploadReply:
         job, row = await self._prepare(held), held.row
-        node, pipeline = self._nodes[row.node_id], self._pipeline
-        lease = Lease(row.user, row.slot, row.lease, row.expires_at)
+        credential = self._nodes[row.node_id].credential
+        leases = [Lease(row.user, row.slot, row.lease, row.expires_at)]
         if row.sealed is None:
-            if not recorded:
-                held.give_up()
-            messages = await asyncio.to_thread(self._encode, held, job)
-            keep = partial(self._keep, row)
-            return await pipeline.seal_and_upload(job, node.credential, [lease], messages, keep)
-        if row.batch_key != job.keys.batch_key:
-            raise RemoteError("outdated-key", "the batch has another key than the stored report")
-        return await job.upload(pipeline.shuffler, node.credential.token, [lease], row.sealed)
+            messages = await asyncio.to_thread(self._encode, held)
 
-    def _encode(self, held: UserLease, job: Job) -> Report:
+            def keep(job: Job, sealed: bytes) -> None:
+                key = job.keys.batch_key.hex()
+                held.keep(steps=None, sealed=sealed.hex(), batch_key=key)
+
+            return await self._pipeline.seal_and_upload(job, credential, leases, messages, keep)
+        if row.batch_key != job.keys.batch_key.hex():
+            raise RemoteError("outdated-key", "the batch has another key than the stored report")
+        sealed = bytes.fromhex(row.sealed)
+        return await job.upload(self._pipeline.shuffler, credential.token, leases, sealed)
+
+    def _encode(self, held: UserLease) -> Report:
         """Returns the unsealed report, shape (1, entries): of the episode, or of noise only."""
-        episode, pipeline = held.episode(job.batch), self._pipeline
+        episode, pipeline = held.episode(), self._pipeline
         pipeline.totals.episodes += 1
         pipeline.totals.failed += episode is None
-        test_entry = pipeline.test_entry
-        return encode_episode(job.batch, episode, held.row.slot, test_entry=test_entry)[None]
+        entry = pipeline.test_entry
+        return encode_episode(held.batch, episode, held.row.slot, test_entry=entry)[None]
 
-    def _keep(self, row: Row, job: Job, sealed: bytes) -> None:
-        self._episodes.seal(row.user, sealed, job.keys.batch_key)
-        row.sealed, row.batch_key, row.steps = sealed, job.keys.batch_key, None
+    def _is_held(self, held: UserLease) -> bool:
+        return self._held.get(held.row.user) is held
 
     def _forget(self, held: UserLease) -> None:
-        if not self._is_held(held):
-            return
-        self._episodes.forget(held.row)
-        del self._held[held.row.user]
-        held.row.steps = None
-        held.over.set()
-        held.done.set()
+        if self._is_held(held):
+            self._users.keep_episode(held.row.user, None)
+            held.row = held.row.model_copy(update={"steps": None})
+            del self._held[held.row.user]
+
+
+def _start(
+    work: Coroutine[None, None, None], running: set[asyncio.Task[None]]
+) -> asyncio.Task[None]:
+    """Starts a task and remembers it while it runs. Its error is not logged by asyncio."""
+    task = asyncio.create_task(work)
+    running.add(task)
+    task.add_done_callback(running.discard)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return task
 
 
 def _refusal(outcome: str) -> RemoteError:

@@ -23,13 +23,12 @@ import hmac
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from riffle.common.protocol.errors import LocalError
 
-Value = str | int | float | bytes | None
 FILE_NAME = "users.sqlite"
 LABEL_USER = b"riffle v1 user\x00"
 SCHEMA_VERSION = 1
@@ -39,6 +38,7 @@ CREATE TABLE users (
     node TEXT NOT NULL,
     asked INTEGER NOT NULL DEFAULT 0 CHECK (asked IN (0, 1))
 ) WITHOUT ROWID;
+CREATE TABLE episodes (user TEXT PRIMARY KEY, episode TEXT NOT NULL);
 CREATE INDEX users_waiting ON users (node) WHERE asked = 0;
 PRAGMA user_version = 1;
 """
@@ -49,17 +49,20 @@ def opaque_id(key: bytes, user: str) -> str:
     return hmac.digest(key, LABEL_USER + user.encode(), "sha256")[:16].hex()
 
 
-class StateFile:
-    """An SQLite file that one process locks, safe to use from several threads.
+class Users:
+    """The users of all nodes of one process, safe to use from several threads.
 
-    Raises LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it.
+    ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
+    ``key`` is the key of `opaque_id`. Raises LocalError ``unavailable`` if another process uses the
+    directory or a newer Riffle wrote it, and ``wrong-state`` if the file belongs to another key.
     """
 
-    name: ClassVar[str]
-    schema: ClassVar[str]
-
-    def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / self.name
+    def __init__(
+        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
+    ) -> None:
+        self._path = state_dir / FILE_NAME
+        self._simulated = listed is None
+        self._aside: set[str] = set()
         self._lock = threading.RLock()
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,6 +74,10 @@ class StateFile:
             raise LocalError("unavailable", detail) from error
         try:
             self._prepare()
+            if key is not None:
+                self._bind(key)
+            if listed is not None:
+                self.replace_unasked(listed)
         except BaseException:
             self._database.close()
             raise
@@ -79,69 +86,6 @@ class StateFile:
         """Releases the file."""
         with self._lock:
             self._database.close()
-
-    def _rows(self, query: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
-        with self._lock:
-            try:
-                return self._database.execute(query, values).fetchall()
-            except sqlite3.Error as error:
-                raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
-
-    def _write(self, statement: str, rows: Sequence[tuple[Value, ...]]) -> None:
-        """Executes a statement for each row, in one transaction."""
-        if not rows:
-            return
-        with self._lock:
-            try:
-                self._database.execute("BEGIN IMMEDIATE")
-                self._database.executemany(statement, rows)
-                self._database.execute("COMMIT")
-            except sqlite3.Error as error:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
-
-    def _prepare(self) -> None:
-        try:
-            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
-                self._database.execute(f"PRAGMA {pragma}")
-            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
-            version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
-            if version == 0:
-                self._database.executescript(f"BEGIN IMMEDIATE; {self.schema} COMMIT;")
-        except sqlite3.Error as error:
-            detail = f"cannot open {self._path}: {error}; does another node process use it?"
-            raise LocalError("unavailable", detail) from error
-        if version > SCHEMA_VERSION:
-            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
-            raise LocalError("unavailable", f"{detail}; update Riffle")
-
-
-class Users(StateFile):
-    """The users of all nodes of one process.
-
-    ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
-    ``key`` is the key of `opaque_id`. Raises as `StateFile`, and LocalError ``wrong-state`` if the
-    file belongs to another key.
-    """
-
-    name = FILE_NAME
-    schema = _SCHEMA
-
-    def __init__(
-        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
-    ) -> None:
-        super().__init__(state_dir)
-        self._simulated = listed is None
-        self._aside: set[str] = set()
-        try:
-            if key is not None:
-                self._bind(key)
-            if listed is not None:
-                self.replace_unasked(listed)
-        except BaseException:
-            self.close()
-            raise
 
     def next_users(self, node: str, count: int, *, invent: bool = True) -> list[str]:
         """Returns up to ``count`` unasked users of a node; invents simulated users as needed."""
@@ -171,6 +115,21 @@ class Users(StateFile):
         """Skips users until the next start: they have reported, or hold a slot elsewhere."""
         self._aside.update(users)
 
+    def episodes(self) -> list[str]:
+        """Returns the episodes of an app's users (`episodes.Row`)."""
+        return [row[0] for row in self._rows("SELECT episode FROM episodes", ())]
+
+    def keep_episode(self, user: str, episode: str | None) -> None:
+        """Replaces a user's episode, or deletes it, and overwrites the former one, also in the log.
+
+        It cannot overwrite what a file system, a flash disk or a backup has copied.
+        """
+        if episode is None:
+            self._write("DELETE FROM episodes WHERE user = ?", [(user,)])
+        else:
+            self._write("INSERT OR REPLACE INTO episodes VALUES (?, ?)", [(user, episode)])
+        self._rows("PRAGMA wal_checkpoint(TRUNCATE)", ())
+
     def forget(self, users: Iterable[str]) -> None:
         """Deletes users whom the node may not serve, except those who were asked."""
         self._write("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
@@ -186,6 +145,27 @@ class Users(StateFile):
         rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]
         self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
 
+    def _rows(self, query: str, values: tuple[str | int, ...]) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._database.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
+
+    def _write(self, statement: str, rows: list[tuple[str, ...]]) -> None:
+        """Executes a statement for each row, in one transaction."""
+        if not rows:
+            return
+        with self._lock:
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                self._database.executemany(statement, rows)
+                self._database.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
+
     def _bind(self, key: bytes) -> None:
         """Remembers a key by 31 bits of its digest."""
         mark = int.from_bytes(hashlib.sha256(LABEL_USER + key).digest()[:4], "big") >> 1
@@ -194,3 +174,19 @@ class Users(StateFile):
             detail = f"{self._path} was made with another users key; with a new key, people who "
             raise LocalError("wrong-state", f"{detail}took part would be asked again")
         self._write(f"PRAGMA application_id = {mark}", [()])
+
+    def _prepare(self) -> None:
+        try:
+            for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
+                self._database.execute(f"PRAGMA {pragma}")
+            self._database.execute("PRAGMA secure_delete = ON")
+            self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
+            version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        except sqlite3.Error as error:
+            detail = f"cannot open {self._path}: {error}; does another node process use it?"
+            raise LocalError("unavailable", detail) from error
+        if version > SCHEMA_VERSION:
+            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
+            raise LocalError("unavailable", f"{detail}; update Riffle")
