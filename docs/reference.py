@@ -19,7 +19,8 @@ from pydantic_settings import BaseSettings
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from riffle.common.protocol.errors import PROBLEMS, URN
+from riffle.common.protocol.errors import MEDIA_TYPE, PROBLEMS, URN
+from riffle.common.server.service import ANY_CALLER, ANY_TOKEN
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning import ucbvi_shuffle
@@ -167,7 +168,9 @@ def rest_page() -> str:
         "# REST",
         "Made from the code by `make docs`. Each service answers its own OpenAPI document at "
         "`/openapi.json`. Errors are `application/problem+json`; their `type` ends in a stable "
-        "name.",
+        "name. Every route may also answer "
+        + ", ".join(f"`{slug}`" for slug in ANY_CALLER)
+        + ", and every route that takes a token `unauthorized` and `unavailable`.",
     ]
     for name, app in apps().items():
         document = app.openapi()
@@ -176,14 +179,30 @@ def rest_page() -> str:
                 f"`{method.upper()} {path}`",
                 _inputs(route),
                 _answers(route),
+                " or ".join(name for each in route.get("security", []) for name in each),
+                " ".join(f"`{slug}`" for slug in _own_problems(route)),
                 _one_line(route.get("description")),
             )
             for path, methods in document["paths"].items()
             for method, route in methods.items()
         )
-        parts += [f"## {name}", _table(("route", "takes", "answers", "meaning"), rows)]
+        parts += [
+            f"## {name}",
+            _table(("route", "takes", "answers", "token of", "problems", "meaning"), rows),
+        ]
         parts += [_schema(title, schema) for title, schema in sorted(_schemas(document).items())]
     return _page(*parts)
+
+
+def problems_of(route: Json) -> list[str]:
+    """Returns the slugs of a route's problems, from its OpenAPI."""
+    schema = route["responses"]["default"]["content"][MEDIA_TYPE]["schema"]
+    return [each.removeprefix(URN) for each in schema["properties"]["type"]["enum"]]
+
+
+def _own_problems(route: Json) -> list[str]:
+    always = ANY_TOKEN if "security" in route else ANY_CALLER
+    return [slug for slug in problems_of(route) if slug not in always]
 
 
 def apps() -> dict[str, FastAPI]:

@@ -47,8 +47,9 @@ from riffle.common.server.fast_routes import FastRoutes
 from riffle.common.server.limits import ConcurrencyLimit
 from riffle.common.server.monitoring import metrics_response
 from riffle.common.server.service import (
+    ANY_CALLER,
     MAX_JSON_BYTES,
-    Token,
+    declare_problems,
     json_body,
     make_app,
     read_body,
@@ -58,8 +59,11 @@ from riffle.shuffler.callers import (
     COORDINATOR_OR_OPERATOR,
     CoordinatorOnly,
     CoordinatorOrOperator,
+    CoordinatorToken,
     Core,
+    EitherToken,
     MetricsOnly,
+    NodeToken,
     OperatorOnly,
     authenticator,
     caller_of,
@@ -134,7 +138,7 @@ def release_polls(app: FastAPI) -> None:
 
 
 @router.put("/v1/batches/{batch_id}", response_model=SignedDescriptor, status_code=201)
-async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
+async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
     """Deposits a batch's descriptor; the same bytes again give the same answer."""
     core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
     with caller_of(request, token, "coordinator"):
@@ -145,7 +149,7 @@ async def deposit(batch_id: Hex16, request: Request, token: Token) -> Response:
 
 @router.get("/v1/batches", response_model=OpenBatches)
 async def list_batches(
-    request: Request, token: Token, query: Annotated[BatchListQuery, Query()]
+    request: Request, token: NodeToken, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
     """Lists open batches; with ``accepting`` waits for one that has a free slot."""
     async with node_of(request, token):
@@ -156,7 +160,7 @@ async def list_batches(
 
 
 @router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
-async def descriptor(batch_id: Hex16, request: Request, token: Token) -> Response:
+async def descriptor(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Returns a batch's descriptor with both signatures."""
     async with node_of(request, token):
         return _as_json(await shuffler_of(request).batches.descriptor(batch_id))
@@ -170,7 +174,7 @@ _FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
     response_model=LeaseReply,
     openapi_extra=json_body(LeaseRequest),
 )
-async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
+async def lease(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Leases slots to users."""
     async with node_of(request, token) as node:
         wanted = await _document(request, LeaseRequest)
@@ -178,7 +182,7 @@ async def lease(batch_id: Hex16, request: Request, token: Token) -> Response:
 
 
 @router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(DeclineNotice))
-async def decline(batch_id: Hex16, request: Request, token: Token, core: Core) -> DeclineNotice:
+async def decline(batch_id: Hex16, request: Request, token: NodeToken, core: Core) -> DeclineNotice:
     """Records why a node stops serving an open batch; the batch's status shows this for a while."""
     async with node_of(request, token):
         notice = await _document(request, DeclineNotice)
@@ -187,7 +191,7 @@ async def decline(batch_id: Hex16, request: Request, token: Token, core: Core) -
 
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
-async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
+async def upload(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Stores the reports of an upload; each outcome is durable before it is answered."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
     async with node_of(request, token) as node:
@@ -201,7 +205,7 @@ async def upload(batch_id: Hex16, request: Request, token: Token) -> Response:
 
 @router.get("/v1/batches/{batch_id}/status", response_model=BatchStatus)
 async def status(
-    batch_id: Hex16, request: Request, token: Token, query: Annotated[StatusQuery, Query()]
+    batch_id: Hex16, request: Request, token: EitherToken, query: Annotated[StatusQuery, Query()]
 ) -> Response:
     """Returns a batch's status; with ``state`` waits until the batch has reached it."""
     core = shuffler_of(request)
@@ -246,7 +250,7 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     response_model=BatchStatus,
     openapi_extra=json_body(Acknowledgement),
 )
-async def acknowledge(batch_id: Hex16, request: Request, token: Token) -> Response:
+async def acknowledge(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
     """Acknowledges the messages, and names those that failed; the batch is erased."""
     with caller_of(request, token, "coordinator"):
         said = await _document(request, Acknowledgement)
@@ -314,6 +318,29 @@ async def show_metrics(core: Core) -> Response:
     await core.measure()
     return metrics_response(core.metrics.registry)
 
+
+_PROBLEMS = {
+    "deposit": "malformed too-large bad-signature descriptor-conflict wrong-recipient late "
+    "wrong-size outdated-key trust-refused epoch-refused batch-too-small test-entry-refused "
+    "weak-guarantee",
+    "list_batches": "malformed",
+    "descriptor": "malformed unknown-batch",
+    "lease": "malformed too-large unknown-batch",
+    "decline": "malformed too-large unknown-batch",
+    "upload": "malformed too-large wrong-size outdated-key unknown-batch",
+    "status": "malformed unknown-batch",
+    "deposits": "",
+    "conservation": "malformed unknown-batch",
+    "messages": "malformed unknown-batch batch-not-ready late",
+    "acknowledge": "malformed too-large unknown-batch batch-not-ready wrong-state",
+    "abandon": "malformed unknown-batch wrong-state",
+    "enrol": "malformed too-large",
+    "list_nodes": "",
+    "revoke": "malformed not-found",
+    "show_metrics": "",
+}
+declare_problems(router, _PROBLEMS)
+declare_problems(router, {"readyz": "unavailable"}, ANY_CALLER)
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
 """Routes that are called often. They skip FastAPI's routing and injection."""

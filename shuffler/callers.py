@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 
 from riffle.common.protocol.wire import BatchStatus
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit, only
+from riffle.common.server.service import token_of
 from riffle.shuffler.core import Shuffler
 from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
@@ -77,6 +78,9 @@ async def _core(request: Request) -> Shuffler:
 
 
 Core = Annotated[Shuffler, Depends(_core)]
+NodeToken = Annotated[str, token_of("node")]
+CoordinatorToken = Annotated[str, token_of("coordinator")]
+EitherToken = Annotated[str, token_of(*COORDINATOR_OR_OPERATOR)]
 CoordinatorOnly = only("coordinator")
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

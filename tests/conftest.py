@@ -13,7 +13,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.types import Receive, Scope, Send
 
+from riffle.common.protocol.errors import MEDIA_TYPE, URN
+from riffle.common.server.monitoring import PROBLEM_KEY, MetricsMiddleware, matched_route
 from tests import postgres
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
@@ -68,3 +71,21 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
     yield found
     provider.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_declared_problems() -> Iterator[None]:
+    """In no test does a route of this process answer with a problem that its OpenAPI lacks."""
+    answer = MetricsMiddleware.__call__
+
+    async def checked(self: MetricsMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(self, scope, receive, send)
+        slug, route = scope.get(PROBLEM_KEY), scope.get("route")
+        if slug and matched_route(scope) and "default" in route.responses:
+            schema = route.responses["default"]["content"][MEDIA_TYPE]["schema"]
+            declared = schema["properties"]["type"]["enum"]
+            assert URN + slug in declared, f"{matched_route(scope)} does not declare {slug}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsMiddleware, "__call__", checked)
+        yield

@@ -17,13 +17,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 from fastapi import Depends, Request, params
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.service import Token, problem_answer
+from riffle.common.server.service import problem_answer, token_of
 
 BURST_SECONDS = 10.0
 
@@ -194,7 +195,9 @@ def only(*names: str) -> params.Depends:
     The app's `Authenticator` refuses all other callers.
     """
 
-    async def caller(request: Request, token: Token) -> AsyncIterator[str]:
+    async def caller(
+        request: Request, token: Annotated[str, token_of(*names)]
+    ) -> AsyncIterator[str]:
         with request.app.state.authenticator.authenticate(token, *names) as name:
             request.state.known = True
             yield name

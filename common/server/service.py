@@ -6,16 +6,18 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from typing import Annotated, Any
+from inspect import Parameter, Signature
+from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, Request, Security
+from fastapi import APIRouter, Depends, FastAPI, Request, Security, params
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
@@ -28,7 +30,6 @@ from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.errors import (
     MAX_DETAIL_LENGTH,
     MEDIA_TYPE,
-    PROBLEMS,
     URN,
     LocalError,
     RemoteError,
@@ -56,25 +57,43 @@ KEEP_ALIVE_SECONDS = 30
 first, a request that was just being sent would fail."""
 
 _FIELDS = {
-    "type": {"enum": [URN + slug for slug in PROBLEMS]},
+    "type": {},
     "title": {"type": "string"},
     "status": {"type": "integer"},
     "detail": {"type": "string", "maxLength": MAX_DETAIL_LENGTH},
 }
-_PROBLEM = {
-    "type": "object",
-    "title": "Problem",
-    "properties": _FIELDS,
-    "required": list(_FIELDS),
-    "additionalProperties": False,
-}
-_PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "default": {
-        "description": "A problem document (RFC 9457)",
-        "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
+ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
+ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
+"""Problems of every route, and of every route that takes a token and reads a store."""
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def problems(*slugs: str, always: Sequence[str] = ANY_TOKEN) -> Responses:
+    """Returns OpenAPI's description of a route's problems: ``slugs``, and what it always may have.
+
+    A test compares it with what the routes answer in other tests.
+    """
+    types = {"enum": [URN + slug for slug in sorted({*slugs, *always})]}
+    schema = {
+        "type": "object",
+        "title": "Problem",
+        "properties": _FIELDS | {"type": types},
+        "required": list(_FIELDS),
+        "additionalProperties": False,
     }
-}
-"""OpenAPI's description of every unsuccessful answer."""
+    description = "A problem document (RFC 9457)"
+    return {"default": {"description": description, "content": {MEDIA_TYPE: {"schema": schema}}}}
+
+
+def declare_problems(
+    router: APIRouter, table: Mapping[str, str], always: Sequence[str] = ANY_TOKEN
+) -> None:
+    """Describes problems of routes: ``table`` has slugs, with blanks between, by function."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.name in table:
+            route.responses |= problems(*table[route.name].split(), always=always)
+
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 
@@ -97,7 +116,7 @@ def make_app(
         middleware=[Middleware(MetricsMiddleware, metrics=metrics), *inner],
         docs_url=None,
         redoc_url=None,
-        responses=_PROBLEM_RESPONSES,
+        responses=problems(always=ANY_CALLER),
         telemetry=_FRAMEWORK,
     )
     install_problem_handlers(app, journal)
@@ -173,13 +192,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-_BEARER = Security(HTTPBearer(auto_error=False))
-"""Declares in OpenAPI that a token is needed. `bearer_token` enforces it."""
-
-
-async def bearer_token(
-    request: Request, _: Annotated[HTTPAuthorizationCredentials | None, _BEARER] = None
-) -> str:
+async def bearer_token(request: Request) -> str:
     """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
 
     It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
@@ -191,7 +204,22 @@ async def bearer_token(
     return token
 
 
-Token = Annotated[str, Depends(bearer_token)]
+def token_of(*callers: str) -> params.Depends:
+    """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
+
+    In OpenAPI, the route takes the token of any of these callers. The route checks whose it is.
+    """
+
+    async def token(request: Request, **_: object) -> str:
+        return await bearer_token(request)
+
+    schemes = {name: HTTPBearer(scheme_name=name, auto_error=False) for name in callers}
+    keyword = Parameter.KEYWORD_ONLY
+    declared = [Parameter(n, keyword, default=Security(s)) for n, s in schemes.items()]
+    request = Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+    token.__signature__ = Signature([request, *declared])  # type: ignore[attr-defined]
+    dependency: params.Depends = Depends(token)
+    return dependency
 
 
 def serve(

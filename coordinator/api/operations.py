@@ -28,6 +28,7 @@ from riffle.common.server.monitoring import (
     disk_trouble,
     metrics_response,
 )
+from riffle.common.server.service import ANY_CALLER, declare_problems
 from riffle.coordinator.api import models
 from riffle.coordinator.api.access import (
     KeysPart,
@@ -202,3 +203,10 @@ def _file_response(name: str, known: str | None) -> Response:
 def _files() -> dict[str, Path]:
     paths = (path for path in FOLDER.rglob("*") if path.suffix in TYPES)
     return {path.relative_to(FOLDER).as_posix(): path for path in paths}
+
+
+declare_problems(health_router, {"show_metrics": ""})
+declare_problems(
+    keys_router, {"list_keys": "", "make_key": "", "activate_key": "not-found wrong-state"}
+)
+declare_problems(page_router, {"page": "", "file": "not-found"}, ANY_CALLER)

@@ -10,7 +10,7 @@ from riffle.common.process.tables import csv_text
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import MAX_EXACT
 from riffle.common.protocol.errors import RemoteError, RiffleError
-from riffle.common.server.service import read_body
+from riffle.common.server.service import declare_problems, read_body
 from riffle.coordinator.api import models, presentation
 from riffle.coordinator.api.access import OperatorOnly, ShufflerPart, StorePart
 from riffle.coordinator.api.models import DeploymentProgress
@@ -143,3 +143,15 @@ def _true_values(store: Store, run_id: str) -> models.TrueValueCurve:
     curves = {like_id: curve(values) for like_id, values in rows.items()}
     own = curves.pop(run_id)
     return presentation.true_values_model(own, rows[run_id], bands(own, list(curves.values())))
+
+
+_DOWNLOADS = ("stages", "ledger", "deployments", "conservation")
+declare_problems(
+    router,
+    {f"download_{name}": "unknown-run" for name in _DOWNLOADS}
+    | {
+        "show_history": "malformed unknown-run",
+        "supply_true_values": "malformed too-large invalid-spec unknown-run",
+        "show_true_values": "unknown-run",
+    },
+)

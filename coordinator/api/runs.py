@@ -12,7 +12,12 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import MAX_EXACT
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.service import MAX_JSON_BYTES, json_body, read_body
+from riffle.common.server.service import (
+    MAX_JSON_BYTES,
+    declare_problems,
+    json_body,
+    read_body,
+)
 from riffle.coordinator.api import models, presentation
 from riffle.coordinator.api.access import (
     CoordinatorPart,
@@ -214,3 +219,24 @@ async def follow_events(
         if over or signals.closed or not follow:
             return
         await wait(signal, signals.recheck_seconds)
+
+
+declare_problems(
+    router,
+    {
+        "create_run": "malformed too-large invalid-spec batch-too-small trust-refused "
+        "test-entry-refused wrong-state",
+        "list_runs": "",
+        "show_run": "unknown-run",
+        "stop_run": "unknown-run wrong-state",
+        "current_deployment": "malformed unknown-run unknown-deployment",
+        "list_deployments": "unknown-run",
+        "deploy": "malformed too-large invalid-spec batch-too-small unknown-run wrong-state",
+        "show_deployment": "malformed unknown-run unknown-deployment",
+        "list_stages": "unknown-run",
+        "show_ledger": "unknown-run",
+        "show_conservation": "malformed unknown-run",
+        "show_result": "unknown-run",
+        "follow_events": "malformed unknown-run",
+    },
+)

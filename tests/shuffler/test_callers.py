@@ -1,5 +1,6 @@
 """The callers of each route and their rate limits."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -65,6 +66,21 @@ def test_each_route_admits_its_callers_only(
     for who, token in tokens.items():
         status = api.call(method, path, token).status_code
         assert (status != 401) == (who in allowed), (who, status)
+
+
+def test_openapi_says_whose_token_each_route_takes(api: Api) -> None:
+    paths = api.client.get("/openapi.json").json()["paths"]
+    said = {
+        (method.upper(), re.sub("{.*?}", ID, path.removeprefix("/v1"))): {
+            name for each in route.get("security", []) for name in each
+        }
+        for path, methods in paths.items()
+        for method, route in methods.items()
+    }
+    open_to_all = {("GET", path) for path in ("/identity", "/livez", "/readyz")}
+    others = {("GET", "/deposits"): {"coordinator"}, ("GET", "/metrics"): {"operator", "metrics"}}
+    known = {(method, path): callers for method, path, callers in ROUTES}
+    assert said == known | others | dict.fromkeys(open_to_all, set[str]())
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic abc", "bearer"])
