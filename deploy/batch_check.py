@@ -4,7 +4,8 @@ Every statistical test is exact. A correct client fails any test of a session wi
 most `ERROR_RATE`.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations
@@ -16,7 +17,7 @@ from scipy import special
 from riffle.common.mechanism.counters import Episode, Ints
 from riffle.common.mechanism.parameters import Flips, Noise
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.deploy.report_check import MistakeError
+from riffle.deploy.report_check import BatchKeys, MistakeError, OpenReport, read_report
 
 ERROR_RATE = 1e-6
 TESTS = 4_000
@@ -222,3 +223,39 @@ class BatchLaw:
                 extra = int((counts[sure][:, cells].sum(axis=1) - len(required)).sum())
                 law = _binomial(int(sure.sum()) * bits * cells.size, p)
                 yield Test("5.3", "messages beside one episode's on its counters", extra, law)
+
+
+def check_reports(
+    law: BatchLaw,
+    uploads: Sequence[Sequence[tuple[BatchKeys, bytes]]],
+    n: int,
+    seen: set[bytes],
+    pooled: dict[str, Test],
+) -> Iterator[MistakeError]:
+    """Yields what is wrong with the uploads of a batch: for each report, all its tries.
+
+    ``seen`` has ephemeral keys and noise of earlier batches; ``pooled`` is as in `BatchLaw`.
+    """
+    opened, wrong = list[OpenReport](), Counter[tuple[str, str]]()
+    for tries in uploads:
+        try:
+            opened.append(_open(tries, seen))
+        except MistakeError as mistake:
+            wrong[mistake.section, mistake.detail] += 1
+    for (section, detail), count in wrong.most_common(3):
+        yield MistakeError(section, f"{count} of {len(uploads)} reports: {detail}")
+    if len(opened) == n:
+        yield from law.mistakes(np.stack([report.counts for report in opened]), seen, pooled)
+
+
+def _open(tries: Sequence[tuple[BatchKeys, bytes]], seen: set[bytes]) -> OpenReport:
+    """Opens every try of a report. Raises MistakeError if they differ, or repeat a key."""
+    found = [read_report(keys, sealed) for keys, sealed in tries]
+    if any((report.counts != found[-1].counts).any() for report in found):
+        detail = "expected the same messages, sealed to the new key; seen other messages"
+        raise MistakeError("13.7", detail)
+    fresh = {key for report in found for key in report.ephemeral}
+    if fresh & seen or len(set(found[-1].ephemeral)) < len(found[-1].ephemeral):
+        raise MistakeError("3.4", "expected a new ephemeral key in every seal; seen one twice")
+    seen |= fresh
+    return found[-1]

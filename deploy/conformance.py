@@ -11,14 +11,12 @@ import math
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -31,7 +29,7 @@ from riffle.common.protocol.descriptor import Document, first_fault, key_id, par
 from riffle.common.protocol.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.deploy import offers
-from riffle.deploy.batch_check import BatchLaw, Test
+from riffle.deploy.batch_check import BatchLaw, Test, check_reports
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.loopback import free_port
 from riffle.deploy.offers import FAULTS, REPORTS, Case, Keys, Offer
@@ -39,14 +37,12 @@ from riffle.deploy.report_check import (
     BatchKeys,
     Finding,
     MistakeError,
-    OpenReport,
-    read_report,
     wrong_size,
 )
 from riffle.node_client.users import opaque_id
 
 LOST, BUSY, NEW_KEY, OVER = FAULTS
-LEASE_SECONDS, EPISODE_SECONDS = 120, 7 * 86_400
+LEASE_SECONDS = 120
 NODE_ID = "c0" * 16
 
 D = TypeVar("D", bound=Document)
@@ -408,83 +404,40 @@ def _refusal(served: Served) -> Finding:
 def _examine(
     recorder: Recorder, served: Served, seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a good batch's reports; ``seen`` has keys and noise of earlier ones."""
-    reports, opened, wrong = served.reports, list[OpenReport](), Counter[tuple[str, str]]()
+    """Yields mistakes in a good batch; ``seen`` and ``pooled`` are as in `check_reports`."""
+    reports = served.reports
     if len(reports) < REPORTS and not served.mistakes:
         detail = f"expected {REPORTS} reports for this good batch; seen {len(reports)}"
         yield MistakeError("13" if served.slots else "11", detail)
     if served.lost and reports:
         yield MistakeError("13.7", "expected the upload again after a lost answer; seen none")
-    for slot in reports:
-        try:
-            opened.append(_open(recorder, served, slot, seen))
-        except MistakeError as mistake:
-            wrong[mistake.section, mistake.detail] += 1
-    for (section, detail), count in wrong.most_common(3):
-        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
-    if len(opened) == REPORTS:
-        law = BatchLaw(parse(served.data).descriptor, *offers.paths())
-        yield from law.mistakes(np.stack([report.counts for report in opened]), seen, pooled)
-
-
-def _open(recorder: Recorder, served: Served, slot: Slot, seen: set[bytes]) -> OpenReport:
-    """Opens every try of a report. Raises MistakeError if they differ, or repeat a key."""
     context, analyzer = parse(served.data), recorder.keys.analyzer.private
-    found = [
-        read_report(BatchKeys(context, served.data, analyzer, key.private), sealed)
-        for key, sealed in dict(slot.tries).items()
-    ]
-    if any((report.counts != found[-1].counts).any() for report in found):
-        detail = "expected the same messages, sealed to the new key; seen other messages"
-        raise MistakeError("13.7", detail)
-    fresh = {key for report in found for key in report.ephemeral}
-    if fresh & seen or len(set(found[-1].ephemeral)) < len(found[-1].ephemeral):
-        raise MistakeError("3.4", "expected a new ephemeral key in every seal; seen one twice")
-    seen |= fresh
-    return found[-1]
+    pairs = {key.private for slot in reports for key, _ in slot.tries}
+    keys = {private: BatchKeys(context, served.data, analyzer, private) for private in pairs}
+    tries = [[(keys[key.private], sent) for key, sent in dict(s.tries).items()] for s in reports]
+    law = BatchLaw(context.descriptor, *offers.paths())
+    yield from check_reports(law, tries, REPORTS, seen, pooled)
 
 
 def write_settings(
     folder: Path, url: str, recorder: Recorder, trust: Sequence[str], aggregations: Sequence[str]
-) -> dict[str, Any]:
-    """Writes what a client needs to ``settings.json``; for Riffle's own node also ``node.env``.
-
-    Returns the settings.
-    """
+) -> None:
+    """Writes what a client needs to ``settings.json``; for Riffle's own node also ``node.env``."""
     keys, analyzer = recorder.keys, recorder.keys.analyzer.public.hex()
     files = {
-        "environment.json": offers.environment(),
-        "users.json": {NODE_ID: list(recorder.users)},
-        "credentials.json": [{"node_id": NODE_ID, "token": recorder.token}],
+        "environment.json": json.dumps(offers.environment()),
+        "users.json": json.dumps({NODE_ID: list(recorder.users)}),
+        "credentials.json": json.dumps([{"node_id": NODE_ID, "token": recorder.token}]),
+        "analyzer_keys": analyzer,
+        "users_key": recorder.users_key.hex(),
     }
-    for name, document in files.items():
-        (folder / name).write_text(json.dumps(document))
-    (folder / "analyzer_keys").write_text(f"{analyzer}\n")
-    (folder / "users_key").write_text(recorder.users_key.hex())
-    settings: dict[str, Any] = {
-        "shuffler_url": url,
-        "shuffler_id": offers.SHUFFLER_ID,
-        "shuffler_key": offers.public(keys.shuffler).hex(),
-        "coordinator_key": offers.public(keys.coordinator).hex(),
-        "environment": offers.ENVIRONMENT,
-        "max_epsilon": offers.EPSILON,
-        "max_beta": offers.BETA,
-        "min_dishonest_fraction": offers.OWNER_GAMMA,
-        "max_owner_share": offers.GAMMA,
-        "max_batch_seconds": offers.LONGEST_SECONDS,
-        "max_episode_seconds": EPISODE_SECONDS,
-        "trust_models": list(trust),
-        "aggregations": list(aggregations),
-        "users_key_file": str(folder / "users_key"),
-        "users_file": str(folder / "users.json"),
-        "analyzer_keys_file": str(folder / "analyzer_keys"),
-        "credentials_file": str(folder / "credentials.json"),
-        "environment_parameters": {"path": str(folder / "environment.json")},
-    }
-    own = settings | {"state_dir": str(folder / "state")}
+    own = offers.owner_settings(keys, trust, aggregations) | {"shuffler_url": url}
+    own |= {f"{name.partition('.')[0]}_file": str(folder / name) for name in files}
+    own["environment_parameters"] = {"path": own.pop("environment_file")}
+    own["state_dir"] = str(folder / "state")
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in own.items()}
-    lines = [f"RIFFLE_NODE_{name.upper()}={text}\n" for name, text in texts.items()]
-    (folder / "node.env").write_text("".join(lines))
-    settings |= {"analyzer_keys": [analyzer], "node_token": recorder.token}
-    (folder / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
-    return settings
+    files["node.env"] = "".join(f"RIFFLE_NODE_{n.upper()}={text}\n" for n, text in texts.items())
+    whole = own | {"analyzer_keys": [analyzer], "node_token": recorder.token}
+    files["settings.json"] = json.dumps(whole, indent=2)
+    for name, text in files.items():
+        (folder / name).write_text(text)

@@ -35,7 +35,7 @@ from riffle.coordinator.specs import RunSpec
 Json = dict[str, Any]
 ENVIRONMENT, SHUFFLER_ID, INDEX = "File-v0", "conformance", 7
 X, A, H, REPORTS = 5, 2, 3, 40
-LONGEST_SECONDS = 86_400
+LONGEST_SECONDS, EPISODE_SECONDS = 86_400, 7 * 86_400
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
 """Batches promise what the owner demands, at a larger dishonest fraction than the owner's."""
 LOW, HIGH = -1.0, 1.0
@@ -158,6 +158,24 @@ class Offer:
 def public(private: bytes) -> bytes:
     """Returns the public half of an Ed25519 key."""
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def owner_settings(keys: Keys, trust: Sequence[str], aggregations: Sequence[str]) -> dict[str, Any]:
+    """Returns pins and demands of the client's owner, named as the settings of a node."""
+    return {
+        "shuffler_id": SHUFFLER_ID,
+        "shuffler_key": public(keys.shuffler).hex(),
+        "coordinator_key": public(keys.coordinator).hex(),
+        "environment": ENVIRONMENT,
+        "max_epsilon": EPSILON,
+        "max_beta": BETA,
+        "min_dishonest_fraction": OWNER_GAMMA,
+        "max_owner_share": GAMMA,
+        "max_batch_seconds": LONGEST_SECONDS,
+        "max_episode_seconds": EPISODE_SECONDS,
+        "trust_models": list(trust),
+        "aggregations": list(aggregations),
+    }
 
 
 def good_offer(case: Case, keys: Keys) -> Offer:

@@ -15,7 +15,9 @@ from riffle.common.protocol.descriptor import Hex16
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.fast_routes import FastRoutes
 from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics
-from riffle.common.server.service import Token, install_problem_handlers
+from riffle.common.server.service import install_problem_handlers, token_of
+
+Token = Annotated[str, token_of("operator")]
 
 ID = "0a" * 16
 AUTHORIZED = {"Authorization": "Bearer sesame"}

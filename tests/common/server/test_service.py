@@ -4,6 +4,7 @@ import json
 import pickle
 from collections.abc import Iterator
 from inspect import isasyncgenfunction, iscoroutinefunction
+from typing import Annotated
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -17,9 +18,11 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import PROBLEMS, URN, LocalError, RemoteError, problem_slug
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
-from riffle.common.server.service import Token, install_problem_handlers, read_body
+from riffle.common.server.service import install_problem_handlers, read_body, token_of
 from riffle.coordinator.api import operations, results, runs
 from riffle.shuffler import app as shuffler_app
+
+Token = Annotated[str, token_of("operator")]
 
 OPERATOR = RateLimit(requests=9.0, reports=1.0, at_once=9)
 
