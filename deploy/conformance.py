@@ -6,7 +6,6 @@ serves descriptors that no shuffler would countersign, loses an answer, or chang
 """
 
 import asyncio
-import json
 import math
 import os
 import threading
@@ -14,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import uvicorn
@@ -25,14 +23,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from riffle.common.protocol import wire
-from riffle.common.protocol.descriptor import Document, first_fault, key_id, parse
+from riffle.common.protocol.descriptor import Document, SignedDescriptor, first_fault, key_id, parse
 from riffle.common.protocol.errors import MEDIA_TYPE, LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.deploy import offers
 from riffle.deploy.batch_check import BatchLaw, Test, check_reports
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.network.loopback import free_port
-from riffle.deploy.offers import FAULTS, REPORTS, Case, Keys, Offer
+from riffle.deploy.offers import FAULTS, REPORTS, Case, Offer, Owner
 from riffle.deploy.report_check import (
     BatchKeys,
     Finding,
@@ -43,7 +41,6 @@ from riffle.node_client.users import opaque_id
 
 LOST, BUSY, NEW_KEY, OVER = FAULTS
 LEASE_SECONDS = 120
-NODE_ID = "c0" * 16
 
 D = TypeVar("D", bound=Document)
 
@@ -65,6 +62,7 @@ class Served:
 
     offer: Offer
     key: KeyPair
+    signed: SignedDescriptor
     fault: str = ""
     slots: dict[str, Slot] = field(default_factory=dict)
     mistakes: dict[str, MistakeError] = field(default_factory=dict)
@@ -99,20 +97,13 @@ class Served:
         self.mistakes.setdefault(detail, MistakeError(section, detail))
 
 
-Handler = Callable[[Request], Awaitable[Document | Response]]
-
-
 class Recorder:
-    """The shuffler that a client talks to.
+    """The shuffler that a client talks to. ``is_over`` tells whether the client has ended."""
 
-    ``users`` are the owner's ids of the people that the node may ask. A node may hide them under
-    ``users_key``. ``is_over`` tells whether the client has ended.
-    """
-
-    def __init__(self, keys: Keys, token: str, users: Sequence[str]) -> None:
-        self.keys, self.token, self.users, self.users_key = keys, token, users, os.urandom(32)
-        self.people = {user: user for user in users}
-        self.people |= {opaque_id(self.users_key, user): user for user in users}
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.people = {user: user for user in owner.users}
+        self.people |= {opaque_id(owner.users_key, user): user for user in owner.users}
         self.is_over: Callable[[], bool] = lambda: False
         self.served: dict[str, Served] = {}
         self.holders: dict[str, str] = {}
@@ -122,7 +113,8 @@ class Recorder:
 
     def offer(self, offer: Offer) -> Served:
         """Lists an offer."""
-        served = Served(offer, offer.batch_key, offer.case.fault if offer.case else "")
+        fault = "" if offer.case is None else offer.case.fault
+        served = Served(offer, offer.batch_key, offer.signed, fault)
         self.served = {**self.served, offer.batch_id: served}
         return served
 
@@ -140,7 +132,9 @@ class Recorder:
             ]
         )
 
-    def _answer(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def _answer(
+        self, handler: Callable[[Request], Awaitable[Document | Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
                 self._authenticate(request)
@@ -154,7 +148,7 @@ class Recorder:
 
     def _authenticate(self, request: Request) -> None:
         self.changed_at = min(self.changed_at, time.monotonic())
-        if request.headers.get("Authorization") != f"Bearer {self.token}":
+        if request.headers.get("Authorization") != f"Bearer {self.owner.token}":
             detail = "expected the header 'Authorization: Bearer TOKEN', with the node's token"
             self.mistakes.setdefault(detail, MistakeError("13.2", f"{detail}; seen another"))
             raise RemoteError("unauthorized", "this token is not valid here")
@@ -166,7 +160,7 @@ class Recorder:
         return served
 
     async def _identity(self, _: Request) -> Response:
-        public = offers.public(self.keys.shuffler).hex()
+        public = offers.public(self.owner.keys.shuffler).hex()
         return _as_json(wire.ShufflerIdentity(shuffler_id=offers.SHUFFLER_ID, public_key=public))
 
     async def _list(self, request: Request) -> Document:
@@ -176,18 +170,15 @@ class Recorder:
             if time.monotonic() >= end:
                 break
             await asyncio.sleep(0.02)
-        self._turn += 1
-        turn = self._turn % max(1, len(listed))
-        ids = [served.offer.batch_id for served in listed[turn:] + listed[:turn]]
+        self._turn = (self._turn + 1) % max(1, len(listed))
+        ids = [s.offer.batch_id for s in listed[self._turn :] + listed[: self._turn]]
         rows = tuple(wire.OpenBatch(batch_id=each, free_slots=REPORTS) for each in ids)
         return wire.OpenBatches(batches=rows, lease_seconds=LEASE_SECONDS)
 
     async def _descriptor(self, request: Request) -> Document:
         served = self._find(request)
         served.looked_at = min(served.looked_at, time.monotonic())
-        if served.key is served.offer.batch_key:
-            return served.offer.signed
-        return offers.sign(served.data, self.keys, served.key.public)
+        return served.signed
 
     async def _decline(self, request: Request) -> Document:
         return await _read(wire.DeclineNotice, request, self._find(request))
@@ -206,10 +197,12 @@ class Recorder:
             if problem := self._refusal(user, served):
                 refused.append(wire.Refusal(user, problem))
                 continue
-            lease = self._grant(user, served, ends)
-            slot = served.slots[lease]
+            lease = self.holders.get(self.people[user]) or os.urandom(wire.LEASE_BYTES).hex()
+            slot = served.slots.setdefault(lease, Slot(user, min(served.free, default=0), ends))
+            if served.fault != OVER:
+                self.holders[self.people[user]] = lease
             leases.append(wire.Lease(user, slot.number, lease, slot.expires_at))
-        served.fault = "" if served.fault == OVER else served.fault
+        served.fault = served.fault.replace(OVER, "")
         self.changed_at = time.monotonic()
         return wire.LeaseReply(leases=tuple(leases), refused=tuple(refused))
 
@@ -225,15 +218,6 @@ class Recorder:
         else:
             served.note("14", "expected each user to be asked once; seen one named again")
         return "user-unavailable"
-
-    def _grant(self, user: str, served: Served, ends: int) -> str:
-        if held := self.holders.get(self.people[user]):
-            return held
-        lease = os.urandom(wire.LEASE_BYTES).hex()
-        served.slots[lease] = Slot(user, served.free[0], ends)
-        if ends > time.time():
-            self.holders[self.people[user]] = lease
-        return lease
 
     async def _upload(self, request: Request) -> Document | Response:
         served = self._find(request)
@@ -252,6 +236,7 @@ class Recorder:
             self._compare(served, lease, report)
         if fault == NEW_KEY:
             served.key = KeyPair.generate()
+            served.signed = offers.sign(served.data, self.owner.keys, served.key.public)
             raise RemoteError("outdated-key", "the batch has another key now")
         if fault == BUSY:
             raise RemoteError("unavailable", "try again")
@@ -322,13 +307,9 @@ def _half(document: Document) -> Response:
     return StreamingResponse(half(), headers={"Content-Length": str(len(text))})
 
 
-# ---- a session ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds: how long after fetching a bad descriptor a client may still ask for slots, how long
-    it may do nothing, and how long a session lasts at most."""
+    """Seconds: after fetching a bad descriptor; without any request; of a whole session."""
 
     grace: float = 3.0
     idle: float = 30.0
@@ -358,12 +339,12 @@ def session(
     """Offers everything to the client; yields what is right and what is wrong, step by step."""
     end = time.monotonic() + limits.all
     offered = [recorder.offer(offer) for offer in bad]
-    good = [recorder.offer(offers.good_offer(cases[0], recorder.keys))]
+    good = [recorder.offer(offers.good_offer(cases[0], recorder.owner.keys))]
 
     def wait(done: Callable[[], bool]) -> None:
         while not (done() or recorder.is_over()):
             if time.monotonic() > min(end, recorder.changed_at + limits.idle):
-                break
+                return
             time.sleep(0.05)
 
     def refused() -> bool:
@@ -376,7 +357,7 @@ def session(
         raise LocalError("unavailable", "the client sent no request; did it end?")
     wait(refused)
     yield from map(_refusal, offered)
-    good += [recorder.offer(offers.good_offer(case, recorder.keys)) for case in cases[1:]]
+    good += [recorder.offer(offers.good_offer(case, recorder.owner.keys)) for case in cases[1:]]
     wait(lambda: all(s.over or (len(s.reports) == REPORTS and not s.lost) for s in good))
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
@@ -388,7 +369,7 @@ def session(
             yield Finding(True, name, "5", f"{len(served.reports)} reports are right")
     faults = [*recorder.mistakes.values(), *(test.fault for test in pooled.values())]
     wrong = [Finding(False, "all batches", m.section, m.detail) for m in faults if m]
-    right = "policies are drawn by their weights, and reward bits by their means"
+    right = "policies follow their weights, and reward bits their means"
     yield from wrong or [Finding(True, "all batches", "6", right)]
 
 
@@ -411,33 +392,9 @@ def _examine(
         yield MistakeError("13" if served.slots else "11", detail)
     if served.lost and reports:
         yield MistakeError("13.7", "expected the upload again after a lost answer; seen none")
-    context, analyzer = parse(served.data), recorder.keys.analyzer.private
+    context, analyzer = parse(served.data), recorder.owner.keys.analyzer.private
     pairs = {key.private for slot in reports for key, _ in slot.tries}
     keys = {private: BatchKeys(context, served.data, analyzer, private) for private in pairs}
     tries = [[(keys[key.private], sent) for key, sent in dict(s.tries).items()] for s in reports]
     law = BatchLaw(context.descriptor, *offers.paths())
     yield from check_reports(law, tries, REPORTS, seen, pooled)
-
-
-def write_settings(
-    folder: Path, url: str, recorder: Recorder, trust: Sequence[str], aggregations: Sequence[str]
-) -> None:
-    """Writes what a client needs to ``settings.json``; for Riffle's own node also ``node.env``."""
-    keys, analyzer = recorder.keys, recorder.keys.analyzer.public.hex()
-    files = {
-        "environment.json": json.dumps(offers.environment()),
-        "users.json": json.dumps({NODE_ID: list(recorder.users)}),
-        "credentials.json": json.dumps([{"node_id": NODE_ID, "token": recorder.token}]),
-        "analyzer_keys": analyzer,
-        "users_key": recorder.users_key.hex(),
-    }
-    own = offers.owner_settings(keys, trust, aggregations) | {"shuffler_url": url}
-    own |= {f"{name.partition('.')[0]}_file": str(folder / name) for name in files}
-    own["environment_parameters"] = {"path": own.pop("environment_file")}
-    own["state_dir"] = str(folder / "state")
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in own.items()}
-    files["node.env"] = "".join(f"RIFFLE_NODE_{n.upper()}={text}\n" for n, text in texts.items())
-    whole = own | {"analyzer_keys": [analyzer], "node_token": recorder.token}
-    files["settings.json"] = json.dumps(whole, indent=2)
-    for name, text in files.items():
-        (folder / name).write_text(text)

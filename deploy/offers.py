@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -33,7 +34,7 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 Json = dict[str, Any]
-ENVIRONMENT, SHUFFLER_ID, INDEX = "File-v0", "conformance", 7
+ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
 X, A, H, REPORTS = 5, 2, 3, 40
 LONGEST_SECONDS, EPISODE_SECONDS = 86_400, 7 * 86_400
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
@@ -160,22 +161,58 @@ def public(private: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def owner_settings(keys: Keys, trust: Sequence[str], aggregations: Sequence[str]) -> dict[str, Any]:
-    """Returns pins and demands of the client's owner, named as the settings of a node."""
-    return {
-        "shuffler_id": SHUFFLER_ID,
-        "shuffler_key": public(keys.shuffler).hex(),
-        "coordinator_key": public(keys.coordinator).hex(),
-        "environment": ENVIRONMENT,
-        "max_epsilon": EPSILON,
-        "max_beta": BETA,
-        "min_dishonest_fraction": OWNER_GAMMA,
-        "max_owner_share": GAMMA,
-        "max_batch_seconds": LONGEST_SECONDS,
-        "max_episode_seconds": EPISODE_SECONDS,
-        "trust_models": list(trust),
-        "aggregations": list(aggregations),
-    }
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of the client: pins, the node's token, and the people whom the node may ask.
+
+    The node may hide their ids from the shuffler under ``users_key``.
+    """
+
+    keys: Keys
+    users: Sequence[str]
+    trust: Sequence[Trust] = ("shuffle",)
+    aggregations: Sequence[Aggregation] = ("messages",)
+    token: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
+    users_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
+
+    def write_settings(self, folder: Path, url: str) -> None:
+        """Writes what a client needs to ``settings.json``; for Riffle's own node to ``node.env``.
+
+        ``url`` is the shuffler's.
+        """
+        analyzer = self.keys.analyzer.public.hex()
+        files = {
+            "environment.json": json.dumps(environment()),
+            "users.json": json.dumps({NODE_ID: list(self.users)}),
+            "credentials.json": json.dumps([{"node_id": NODE_ID, "token": self.token}]),
+            "analyzer_keys": analyzer,
+            "users_key": self.users_key.hex(),
+        }
+        own = self._demands() | {"shuffler_url": url, "state_dir": str(folder / "state")}
+        own |= {f"{name.partition('.')[0]}_file": str(folder / name) for name in files}
+        own["environment_parameters"] = {"path": own.pop("environment_file")}
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in own.items()}
+        lines = [f"RIFFLE_NODE_{name.upper()}={text}\n" for name, text in texts.items()]
+        whole = own | {"analyzer_keys": [analyzer], "node_token": self.token}
+        files |= {"node.env": "".join(lines), "settings.json": json.dumps(whole, indent=2)}
+        for name, text in files.items():
+            (folder / name).write_text(text)
+
+    def _demands(self) -> Json:
+        return {
+            "shuffler_id": SHUFFLER_ID,
+            "shuffler_key": public(self.keys.shuffler).hex(),
+            "coordinator_key": public(self.keys.coordinator).hex(),
+            "environment": ENVIRONMENT,
+            "max_epsilon": EPSILON,
+            "max_beta": BETA,
+            "min_dishonest_fraction": OWNER_GAMMA,
+            "max_owner_share": GAMMA,
+            "max_batch_seconds": LONGEST_SECONDS,
+            "max_episode_seconds": EPISODE_SECONDS,
+            "trust_models": list(self.trust),
+            "aggregations": list(self.aggregations),
+        }
 
 
 def good_offer(case: Case, keys: Keys) -> Offer:
@@ -215,21 +252,19 @@ def sign(data: bytes, keys: Keys, batch_key: bytes) -> SignedDescriptor:
     )
 
 
-def bad_offers(
-    keys: Keys, base: Case, trust: Sequence[Trust], aggregations: Sequence[Aggregation]
-) -> Iterator[Offer]:
+def bad_offers(owner: Owner, base: Case) -> Iterator[Offer]:
     """Yields offers with one fault each, all made from the good batch ``base``.
 
-    ``trust`` and ``aggregations`` are those that the owner allows. A low-order analyzer key is not
-    among the faults: it would not be pinned.
+    A low-order analyzer key is not among the faults: it would not be pinned.
     """
+    keys = owner.keys
     rows = [*_strangers(base, keys), *_malformed(base, keys), *_weak(base, keys)]
     rows += [
         (12, f"its trust model is {other}", _document(Case(trust=other), keys))
         for other in get_args(Trust)
-        if other not in trust
+        if other not in owner.trust
     ]
-    if "sums" not in aggregations:
+    if "sums" not in owner.aggregations:
         rows.append((11, "its aggregation is sums", _document(Case(aggregation="sums"), keys)))
     for check, fault, document in rows:
         listed, pair = document.pop("listed", document["batch_id"]), KeyPair.generate()

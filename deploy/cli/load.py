@@ -259,16 +259,15 @@ def conformance_command(
     node must refuse, and good ones, with faults of the network. A correct client fails with
     probability 1e-6. Exit code 1 if something is wrong. docs/protocol.md has the sections named.
     """
-    folder, keys = out.absolute(), offers.Keys()
+    folder, models, sums = out.absolute(), _named(trust, Trust), _named(aggregations, Aggregation)
     make_folder(folder)
-    models, sums = _named(trust, Trust), _named(aggregations, Aggregation)
     cases = offers.good_cases(_named(families, Families), models, sums)
     users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
-    recorder = conformance.Recorder(keys, secrets.token_urlsafe(32), users)
-    limits = conformance.Limits(grace, idle, seconds)
-    bad = list(offers.bad_offers(keys, cases[0], models, sums))
+    owner = offers.Owner(offers.Keys(), users, models, sums)
+    recorder, limits = conformance.Recorder(owner), conformance.Limits(grace, idle, seconds)
+    bad = list(offers.bad_offers(owner, cases[0]))
     with interrupt_on_termination(), conformance.serving(recorder) as url:
-        conformance.write_settings(folder, url, recorder, models, sums)
+        owner.write_settings(folder, url)
         progress.print(f"start the client with the settings in {folder / 'settings.json'}")
         with _started(client or [], folder, recorder):
             findings = list(conformance.session(recorder, cases, bad, limits))

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from riffle.common.mechanism.parameters import Trust
+from riffle.common.protocol.descriptor import parse
 from riffle.deploy import offers
-from riffle.deploy.conformance import Limits, Recorder, serving, session, write_settings
-from riffle.deploy.offers import FAULTS, Case, Keys, Offer
+from riffle.deploy.conformance import Limits, Recorder, serving, session
+from riffle.deploy.offers import FAULTS, Case, Keys, Offer, Owner
 from riffle.deploy.report_check import Finding
 from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
@@ -96,13 +97,13 @@ NODE = (sys.executable, "-P", "-m", "riffle.deploy.cli.main", "node")
 @pytest.fixture(scope="module")
 def bad() -> tuple[Keys, list[Offer]]:
     keys = Keys()
-    return keys, list(offers.bad_offers(keys, WHOLE, ("shuffle",), ("messages",)))
+    return keys, list(offers.bad_offers(Owner(keys, []), WHOLE))
 
 
 @contextmanager
 def running(recorder: Recorder, settings: Path, mistake: str) -> Iterator[None]:
     """Runs a client with one mistake, in a thread."""
-    client = WrongClient(json.loads(settings.read_text()), list(recorder.users), mistake)
+    client = WrongClient(json.loads(settings.read_text()), list(recorder.owner.users), mistake)
     over = threading.Event()
 
     def run() -> None:
@@ -130,12 +131,13 @@ def findings(
     trust: Sequence[Trust] = ["shuffle"] if bad else list({case.trust for case in cases})
     sent = ["messages"] if bad else list({case.aggregation for case in cases})
     users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
-    recorder = Recorder(keys, "token", users)
+    owner = Owner(keys, users, trust, sent)
+    recorder = Recorder(owner)
     # These clients stop in the middle of a batch.
     halts = mistake in {"no retry", "old key again", "lease ids last", "report after the lease"}
     limits = Limits(grace=0.5, idle=1.5 if halts or "twice" in mistake else 15.0, all=60.0)
     with serving(recorder) as url:
-        write_settings(folder, url, recorder, trust, sent)
+        owner.write_settings(folder, url)
         with running(recorder, folder / "settings.json", mistake):
             return list(session(recorder, cases, offered, limits))
 
@@ -186,3 +188,28 @@ def test_every_section_that_is_named_exists(bad: tuple[Keys, list[Offer]]) -> No
     checks = re.findall(r"^\| (\d+) \| .* \| `[a-z-]+` \|$", PROTOCOL.read_text(), re.MULTILINE)
     # 1: no descriptor is so long. 14: only where epochs are allowed. 22: such a key is not pinned.
     assert {str(each.check) for each in bad[1]} == set(checks) - {"1", "14", "22"}
+
+
+def test_one_report_is_checked_from_files(tmp_path: Path) -> None:
+    keys = Keys()
+    offer = offers.good_offer(WHOLE, keys)
+    client = WrongClient.offline(keys)
+    lease = {"lease": "ab" * 16, "slot": 0}
+    names = [tmp_path / name for name in ("descriptor", "report", "analyzer", "batch")]
+    descriptor, report, analyzer, batch = names
+    descriptor.write_text(offer.signed.model_dump_json())
+    analyzer.write_text(keys.analyzer.private.hex())
+    batch.write_text(offer.batch_key.private.hex())
+    options = ["--analyzer-key", str(analyzer), "--batch-key", str(batch), "--format", "json"]
+    for mistake, code in (("", 0), ("label without zero byte", 1), ("no noise", 1)):
+        client.mistake = mistake
+        plain = client._encode(parse(offer.signed.descriptor.encode()).descriptor, 0)
+        report.write_bytes(client._body(offer.signed, [lease], [plain]))
+        done = riffle("check-report", str(descriptor), str(report), *options)
+        assert done.exit_code == code, done.output
+        findings = json.loads(done.stdout)["findings"]
+        assert [each["ok"] for each in findings].count(False) == code, findings
+    refused = riffle("check-report", str(report), str(report), *options)
+    assert refused.exit_code == 3 and refused.stderr.count("\n") == 1
+    batch.write_text("no key")
+    assert riffle("check-report", str(descriptor), str(report), *options).exit_code == 3

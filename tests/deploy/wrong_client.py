@@ -103,6 +103,13 @@ class WrongClient:
             max_episode_seconds=s["max_episode_seconds"],
         )
 
+    @classmethod
+    def offline(cls, keys: offers.Keys) -> "WrongClient":
+        """A client that talks to nobody."""
+        owner = offers.Owner(keys, [])
+        pins = {"analyzer_keys": [keys.analyzer.public.hex()], "node_token": owner.token}
+        return cls(owner._demands() | pins | {"shuffler_url": "http://127.0.0.1"}, [])
+
     def turn(self) -> bool:
         """Serves every listed batch that it has not served; returns whether there was any."""
         listed = self.http.get("/v1/batches?accepting=1").json()["batches"]
