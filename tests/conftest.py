@@ -80,9 +80,9 @@ def only_declared_problems() -> Iterator[None]:
 
     async def checked(self: MetricsMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(self, scope, receive, send)
-        slug, route = scope.get(PROBLEM_KEY), scope.get("route")
-        if slug and matched_route(scope) and "default" in route.responses:
-            schema = route.responses["default"]["content"][MEDIA_TYPE]["schema"]
+        slug, described = scope.get(PROBLEM_KEY), getattr(scope.get("route"), "responses", {})
+        if slug and matched_route(scope) and "default" in described:
+            schema = described["default"]["content"][MEDIA_TYPE]["schema"]
             declared = schema["properties"]["type"]["enum"]
             assert URN + slug in declared, f"{matched_route(scope)} does not declare {slug}"
 

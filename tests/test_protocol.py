@@ -5,6 +5,7 @@
 expects a fault; `FREE` lists the few numbers that are no part of the protocol.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -23,7 +24,7 @@ from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import errors, hpke, wire
 from riffle.common.server import service
-from riffle.deploy import conformance, offers
+from riffle.deploy import offers
 from riffle.node_client import pipeline, runner, shuffler_client, users
 from riffle.node_client.environments import tabular as t
 from riffle.node_client.settings import Settings as NodeSettings
@@ -393,9 +394,13 @@ def label_faults(text: str) -> Iterator[str]:
 def setting_faults(text: str) -> Iterator[str]:
     written = {name for row in rows(text, "18") for name in re.findall(r"`(\w+)`", row[0])}
     with TemporaryDirectory() as folder:
-        recorder = conformance.Recorder(offers.Keys(), "token", [])
-        made = conformance.write_settings(Path(folder), "http://127.0.0.1:1", recorder, (), ())
-    known = set(made) - {"credentials_file", "analyzer_keys_file"}  # what node.env needs, too
+        offers.Owner(offers.Keys(), []).write_settings(Path(folder), "http://127.0.0.1:1")
+        made = json.loads((Path(folder) / "settings.json").read_text())
+    known = set(made) - {
+        "state_dir",
+        "credentials_file",
+        "analyzer_keys_file",
+    }  # what node.env needs, too
     if written != known:
         yield f"18: settings {written ^ known}"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from riffle.common.mechanism.parameters import Trust
+from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.protocol.descriptor import parse
 from riffle.deploy import offers
 from riffle.deploy.conformance import Limits, Recorder, serving, session
@@ -129,7 +129,9 @@ def findings(
 ) -> list[Finding]:
     keys, offered = bad or (Keys(), [])
     trust: Sequence[Trust] = ["shuffle"] if bad else list({case.trust for case in cases})
-    sent = ["messages"] if bad else list({case.aggregation for case in cases})
+    sent: Sequence[Aggregation] = (
+        ["messages"] if bad else list({case.aggregation for case in cases})
+    )
     users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
     owner = Owner(keys, users, trust, sent)
     recorder = Recorder(owner)
