@@ -1,8 +1,8 @@
 """Types the guide "A network by hand" from top to bottom into one shell, as an operator would.
 
 Ports are replaced by free ones. `sudo` is not typed, except for the database's own commands, in a
-cluster of this test. RIFFLE_WALK=1 leaves out the quick flags of `riffle run`, and types the guide
-with PostgreSQL too.
+cluster of this test. RIFFLE_WALK=1 leaves out the quick flags of `riffle run`, restores the backup,
+starts Prometheus where it is installed, and types the guide with PostgreSQL too.
 """
 
 import json
@@ -28,12 +28,13 @@ from tests.test_readme import blocks
 ROOT = Path(__file__).parents[2]
 GUIDE = "\n## A network by hand\n"
 WALK = os.environ.get("RIFFLE_WALK") == "1"
+RESTORE = "$ rm --force"
 PATIENCE = 900 if WALK else 120
 DONE = "@@done"
 ALLOWED = {
     "shuffler": "RIFFLE_SHUFFLER_MAX_EPSILON=20\n",
     "coordinator": "RIFFLE_COORDINATOR_WORKERS=1\n",
-    "nodes": "RIFFLE_NODE_MAX_EPSILON=20\nRIFFLE_NODE_WORKERS=1\n",
+    "nodes": "RIFFLE_NODE_MAX_EPSILON=20\nRIFFLE_NODE_HORIZON=2\nRIFFLE_NODE_WORKERS=1\n",
 }
 """What the operators and the owner add to their settings for the quick run."""
 
@@ -126,6 +127,8 @@ def is_typed(line: str, postgres: bool) -> bool:
     program = line.split(maxsplit=1)[0]
     if program in {"promtool", "prometheus"} and shutil.which(program) is None:
         return False
+    if program == "prometheus" and not WALK:
+        return False
     if "postgres" in line:
         return postgres
     return not ("sqlite" in line and postgres)
@@ -135,6 +138,8 @@ def walk(folder: Path, postgres: bool, environment: dict[str, str]) -> None:
     ports = {"8401": free_port(), "8400": free_port()}
     with shell(folder, environment) as typed:
         for kind, text in blocks(ROOT / "docs" / "howto.md", GUIDE):
+            if text.startswith(RESTORE) and not WALK:
+                break
             if kind == "python":
                 (folder / text.split()[1]).write_text(text)
                 continue
