@@ -38,9 +38,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 # All that is locked: what figures, tests and documentation need, and no service does.
 extras: $(VENV)/.installed-dev
 
-# Reference pages that are made from the code; a test compares them.
+# Reference pages and test vectors that are made from the code; a test compares them.
 docs: $(VENV)/.installed
 	$(BIN)/python -m docs.reference
+	$(BIN)/python -m docs.make_vectors
 
 # The documentation as a site, in build/site; warnings are errors.
 site: $(VENV)/.installed-dev

@@ -16,7 +16,7 @@ from tests.vectors import read
 Part = tuple[int, np.ndarray[Any, Any], float]
 """Index of the first grid loss, masses, mass at infinite loss."""
 
-LARGEST_EXCESS, LARGEST_LACK = 6e-5, 5e-6
+LARGEST_EXCESS, LARGEST_LACK = 3e-5, 5e-6
 LARGEST_LACK_OF_STEPS = 5e-4
 """The bounds that the page states; the last one is of flips and Laplace noise."""
 
