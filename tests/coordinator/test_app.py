@@ -1,5 +1,6 @@
 """The service put together: health, limits, its description."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,9 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
+from riffle.common.server.service import MAX_JSON_BYTES
+from riffle.coordinator.api.results import MAX_TRUE_VALUES_BYTES
+from riffle.coordinator.api.runs import MAX_MIXTURE_BYTES
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from tests.coordinator.calls import Api, problem
@@ -50,6 +54,69 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
     readiness = ready.json()
     assert (ready.status_code, readiness["disk"], readiness["store"]) == (503, "1 MiB free", "ok")
     assert "45 s behind" in readiness["clock"]
+
+
+PUBLIC = {"/livez", "/readyz"}
+
+
+def routes(api: Api) -> list[tuple[str, str]]:
+    """Every route that needs a token, with ids of nothing that exists."""
+    described = api.client.get("/openapi.json").json()["paths"]
+    found = [
+        (method.upper(), re.sub(r"{\w+_id}", "0" * 32, path).replace("{index}", "0"))
+        for path in described
+        if path not in PUBLIC
+        for method in described[path]
+    ]
+    assert len(found) > 20
+    return found
+
+
+def answers(api: Api, token: str | None) -> dict[tuple[str, str], int]:
+    """The status of every route's answer to a token."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    return {
+        (method, path): api.client.request(method, path, headers=headers).status_code
+        for method, path in routes(api)
+    }
+
+
+@pytest.mark.parametrize("token", [None, "guess", "coordinator", "reader"])
+def test_every_route_needs_a_token_of_its_own(api: Api, token: str | None) -> None:
+    """The coordinator's own token at the shuffler opens nothing here, that of metrics only them."""
+    (api.directory / "metrics_hash").write_text(hash_token("reader"))
+    api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
+    api.client.app.state.authenticator.failures = FailedAttempts(1e9)  # type: ignore[attr-defined]
+    admitted = {route for route, status in answers(api, token).items() if status != 401}
+    assert admitted == ({("GET", "/metrics")} if token == "reader" else set())
+
+
+def test_every_route_counts_toward_the_limits(api: Api) -> None:
+    key = Credential(hash_token(TOKEN), RateLimit(requests=0.01, reports=1.0, at_once=9))
+    authenticator = Authenticator(FailedAttempts(0.01), {"operator": key})
+    api.client.app.state.authenticator = authenticator  # type: ignore[attr-defined]
+    for token in (TOKEN, "guess"):
+        while (
+            api.client.get("/v1/runs", headers={"Authorization": f"Bearer {token}"}).status_code
+            != 429
+        ):
+            pass
+        assert set(answers(api, token).values()) == {429}, token
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(
+    ("path", "most"),
+    [
+        ("", MAX_JSON_BYTES),
+        (f"/{RUN}/deployments", MAX_MIXTURE_BYTES),
+        (f"/{RUN}/truth", MAX_TRUE_VALUES_BYTES),
+    ],
+)
+def test_every_body_is_bounded(api: Api, path: str, most: int, declared: bool) -> None:
+    body = bytes(most + 1)
+    content = body if declared else iter([body[:most], body[most:]])
+    assert problem(api.call("POST", path, content=content))[:2] == (413, "too-large")
 
 
 def test_the_operator_has_a_rate_limit(api: Api) -> None:

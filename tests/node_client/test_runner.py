@@ -167,6 +167,11 @@ def test_seeded_counts_do_not_depend_on_the_serving_node(tmp_path: Path) -> None
         ({"test_seed": 3}, "test-entry-refused"),
         ({"shuffler_id": "other"}, "wrong-recipient"),
         (world.CENTRAL, "trust-refused"),
+        (world.SUMS, "trust-refused"),
+        ({"noise_slots": 0}, "weak-guarantee"),
+        ({"analyzer_key": "00" * 32}, "wrong-key"),
+        ({"expires_at": world.NOW + 32 * 86_400}, "wrong-size"),
+        ({"reward_high": 0.5}, "wrong-size"),
     ],
 )
 def test_a_refused_batch_is_logged_once_and_skipped(

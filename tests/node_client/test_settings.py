@@ -1,12 +1,14 @@
 """Settings: missing or unsafe ones are named at the start; secrets stay out of reprs."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from riffle.common.mechanism.counters import Sizes
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.errors import LocalError
 from riffle.node_client.settings import Settings
 from riffle.node_client.users import opaque_id
@@ -67,6 +69,46 @@ def test_off_loopback_no_other_owner_may_break_the_guarantee(
         with pytest.raises(LocalError, match=r"max_owner_share .* must not be above"):
             changes = {"MAX_OWNER_SHARE": share, "MIN_DISHONEST_FRACTION": fraction}
             load(tmp_path, monkeypatch, SHUFFLER_URL=url, **changes)
+
+
+DEMANDED: dict[str, tuple[str, str, object]] = {
+    "SHUFFLER_ID": ("shuffler_id", "another", "another"),
+    "SHUFFLER_KEY": ("shuffler_key", "ab" * 32, bytes.fromhex("ab" * 32)),
+    "COORDINATOR_KEY": ("coordinator_key", "cd" * 32, bytes.fromhex("cd" * 32)),
+    "MAX_EPSILON": ("required", "0.5", Guarantee(0.5, 1e-5, 0.1)),
+    "MAX_BETA": ("required", "1e-9", Guarantee(1.0, 1e-9, 0.1)),
+    "MIN_DISHONEST_FRACTION": ("required", "0.25", Guarantee(1.0, 1e-5, 0.25)),
+    "TRUST_MODELS": ("trust_models", '["local"]', ("local",)),
+    "AGGREGATIONS": ("aggregations", '["sums"]', ("sums",)),
+    "MAX_OWNER_SHARE": ("max_owner_share", "0.125", 0.125),
+    "MAX_BATCH_SECONDS": ("max_seconds", "77", 77),
+    "MAX_EPISODE_SECONDS": ("max_episode_seconds", "77", 77),
+    "TEST_ENTRY": ("test_entry", "true", True),
+    "HORIZON": ("sizes", "3", Sizes(6, 2, 3)),
+}
+
+
+def test_every_demand_of_an_owner_reaches_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each setting changes its own demand and no other, so none is dropped or swapped."""
+
+    def demands(**changes: str) -> dict[str, object]:
+        with monkeypatch.context() as patch:
+            found = load(tmp_path, patch, **({"STATES": "6", "HORIZON": "2"} | changes))
+            made = found.demands(found.make_environment())
+        return {field.name: getattr(made, field.name) for field in fields(made)}
+
+    before = demands()
+    for name, (demand, text, value) in DEMANDED.items():
+        after = demands(**{name: text})
+        changed = {each for each in before if str(before[each]) != str(after[each])}
+        assert changed - {"declaration"} == {demand}, name
+        assert after[demand] == value, name
+    (tmp_path / "pins").write_text("ef" * 32)
+    assert demands(ANALYZER_KEYS_FILE=str(tmp_path / "pins"))["analyzer_keys"] == {"ef" * 32}
+    elsewhere = demands(SHUFFLER_URL="https://shuffler.example")
+    assert (before["loopback"], elsewhere["loopback"]) == (True, False)
 
 
 def test_an_owner_allows_trust_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,14 @@ CENTRAL: dict[str, Any] = {
 }
 """Changes that make the batch below send the trajectories to the coordinator."""
 
+SUMS: dict[str, Any] = {
+    "aggregation": "sums",
+    "word_bits": 16,
+    "data_slots": 1,
+    "noise_slots": 0,
+}
+"""Changes that make the batch below one whose reports are summed."""
+
 
 def public(private: bytes) -> bytes:
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

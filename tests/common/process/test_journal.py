@@ -70,6 +70,58 @@ def test_no_field_is_made_from_an_unexpected_error() -> None:
         assert error not in used, ast.unparse(call)
 
 
+LOGGED = {"note", "problem", "fatal", "debug", "info", "warning", "error", "critical", "log"}
+
+
+def test_no_handler_of_all_errors_logs_an_errors_text() -> None:
+    """What may hold anything is caught as `Exception`; such an error goes to `exception` only."""
+    files = [file for folder in riffle.__path__ for file in Path(folder).glob("*/**/*.py")]
+    handlers = [
+        (file, node)
+        for file in files
+        if file.parent.name != "cli"  # commands tell their own user
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+    ]
+    assert len(handlers) >= 10
+    for file, handler in handlers:
+        for call in ast.walk(handler):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                used = {ast.unparse(part) for part in ast.walk(call)}
+                assert call.func.attr not in LOGGED or handler.name not in used, (file, call.lineno)
+
+
+def test_no_service_logs_by_other_means_than_its_journal() -> None:
+    files = [
+        file
+        for folder in riffle.__path__
+        for role in ("common", "coordinator", "node_client", "shuffler")
+        for file in (Path(folder) / role).glob("**/*.py")
+    ]
+    assert len(files) > 80
+    for file in files:
+        calls = [
+            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
+        ]
+        names = {ast.unparse(call.func) for call in calls}
+        others = {"print", "warnings.warn", *(f"logging.{name}" for name in LOGGED)}
+        assert names.isdisjoint(others), file
+        assert "logging.getLogger" not in names or file.name == "journal.py", file
+
+
+def test_the_list_of_each_journal_is_fixed() -> None:
+    """Who adds a field here has looked at what it tells of people, nodes and times."""
+    lists = {
+        SHUFFLER: "batch_id batches keys messages n reports state",
+        COORDINATOR: "batch_id deployment detail failed messages n problem run_id runs",
+        NODE: "accepted batch_id detail episodes failed messages node_id problem reason reports"
+        " request",
+    }
+    for journal, names in lists.items():
+        assert journal.allowed == {*names.split()}, journal.role
+
+
 def test_a_line_stays_one_line() -> None:
     record = logging.LogRecord("x", logging.ERROR, "a/b/c.py", 7, "two\nlines", (), None)
     assert json.loads(JsonLines("test").format(record))["where"] == "b/c.py:7"

@@ -28,8 +28,11 @@ POLICY = Mixture.single([[0, 0], [0, 0]])
 
 
 @cache
-def batch(n: int = 400, gamma: float = 0.1, test_seed: int | None = None) -> BatchDescriptor:
-    wanted = spec(dishonest_fraction=gamma, test_seed=test_seed, epsilon=1.0, beta=1e-3)
+def batch(
+    n: int = 400, gamma: float = 0.1, test_seed: int | None = None, trust: str = "shuffle"
+) -> BatchDescriptor:
+    fields = {"dishonest_fraction": gamma, "test_seed": test_seed, "trust": trust}
+    wanted = spec(**fields, epsilon=1.0, beta=1e-3)
     issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: 0.0)
     deployment = Deployment(0, "manual", POLICY, n, None)
     return issuer.issue(RUN, wanted, deployment, index=0, step=0).descriptor
@@ -54,6 +57,18 @@ def test_past_the_promise_every_lying_report_costs() -> None:
     assert not any(s.within_promise for s in spends)
     uppers = [planned(batch()).epsilon_upper, *(s.epsilon_upper for s in spends)]
     assert uppers == sorted(set(uppers))
+
+
+@pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
+@pytest.mark.parametrize(("n", "gamma", "most"), [(400, 0.1, 40), (45, 0.1, 4), (100, 0.29, 29)])
+def test_the_promise_ends_at_gamma_under_every_trust_model(
+    trust: str, n: int, gamma: float, most: int
+) -> None:
+    d = batch(n, gamma, trust=trust)
+    L = d.padding.messages
+    within = [spent(d, failed).within_promise for failed in (0, most * L, most * L + 1, n * L)]
+    assert within == [True, True, False, False]
+    assert spent(d, most * L) == planned(d)
 
 
 def test_when_nobody_is_honest_nothing_is_promised() -> None:
