@@ -82,7 +82,7 @@ export function answer({ run, result }, { deployments, stages }) {
   const confidence = `${number(100 * (1 - run.spec.delta))} % confidence`;
   const stage = stages.at(-1);
   if (stage) {
-    const sure = `With ${confidence}, no policy is better by more than ${number(stage.radius, 2)}.`;
+    const sure = `With ${confidence}, no policy is better by more than ${number(stage.radius, 2)}. The estimate of its value is less sure.`;
     return found(stage.best_value, stage.radius, sure);
   }
   if (!result?.policy || run.stage === 0) return { value: null };

@@ -34,7 +34,6 @@ EVIDENCE = {
     "answering": "share of the requests' time in which the shuffler worked on them",
     "refused": "requests answered 429",
     "busy": "busy share of all processors",
-    "filled": "batches that filled",
 }
 _STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; }
@@ -46,7 +45,9 @@ svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColo
 svg.key { width: 2rem; height: .6rem; margin: 0 .4rem 0 1rem; }
 .axis { fill: none; stroke: currentColor; opacity: .25; }
 .line { fill: none; stroke-width: 1.8; } .end { text-anchor: end; } .mid { text-anchor: middle; }
-.l0 { stroke: #0b6bcb; } .l1 { stroke: #c2410c; } .l2 { stroke: #15803d; } .l3 { stroke: #a855f7; }
+.l0 { stroke: light-dark(#0b6bcb, #7db8ff); } .l1 { stroke: light-dark(#c2410c, #ffa36b); }
+.l2 { stroke: light-dark(#15803d, #6fdc94); } .l3 { stroke: light-dark(#7e22ce, #cfa4ff); }
+@media (max-width: 500px) { svg text { font-size: 20px; } th, td { padding: .2rem .35rem; } }
 .verdict { padding: .2rem 1rem; border-left: .3rem solid #0b6bcb; }
 .verdict b { font-size: 1.3rem; }
 """
@@ -66,12 +67,11 @@ def headline(summary: Summary) -> str:
     """Returns the result in a sentence: what was carried, and what was the limit."""
     limit, found = summary["verdict"]["limit"], summary.get("capacity")
     rate = found["carried_a_second"] if found else summary["parameters"]["rate"]
+    least = "at least " if found and limit in ("none", "generator") else ""
     if limit == "none":
-        more = "at least " if found else ""
-        return f"Carried: {more}{rate:.3g} reports a second. Nothing was the limit"
-    if found:
-        return f"Capacity: {rate:.3g} reports a second. Beyond, the limit is the {limit}"
-    return f"Not carried: {rate:.3g} reports a second. The limit is the {limit}"
+        return f"Carried: {least}{rate:.3g} reports a second. Nothing was the limit"
+    word, beyond = ("Capacity", "Beyond, the") if found else ("Not carried", "The")
+    return f"{word}: {least}{rate:.3g} reports a second. {beyond} limit is the {limit}"
 
 
 def to_html(summary: Summary) -> str:
@@ -90,7 +90,7 @@ def to_html(summary: Summary) -> str:
         f"<p>{'It was interrupted. ' if summary.get('interrupted') else ''}"
         f"{'The rest is about the least rate that was not carried. ' if found else ''}"
         "Latency counts from the time a report was due, whether or not the generator was free.</p>",
-        _grid("Rates that were tried", found["steps"], "reports a second") if found else "",
+        _grid("Rates that were tried, reports a second", found["steps"], "due") if found else "",
         _chart("Reports a second", series, ["due", "accepted", "rejected"], "_a_second"),
         _chart("Latency of a second's reports, ms", series, ["p50", "p95", "p99"], " ms"),
         _chart("Reports under way", series, ["open"], ""),

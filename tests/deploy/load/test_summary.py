@@ -112,9 +112,15 @@ def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
     assert found["parameters"]["rate"] == 28
     assert found["capacity"]["carried_a_second"] == 20
     assert list(found["capacity"]["steps"]) == ["10", "20", "28", "40"]
+    limits = [step["limit"] for step in found["capacity"]["steps"].values()]
+    assert limits == ["carried", "carried", "shuffler", "shuffler"]
     text = to_html(found)
     assert "Capacity: 20 reports a second. Beyond, the limit is the shuffler" in text
     assert "Rates that were tried" in text
+    steps[3]["verdict"] = {"limit": "generator", "stage": "lag", "why": ""}
+    assert "Capacity: at least 20 reports a second. Beyond, the limit is the generator" in to_html(
+        capacity(steps)
+    )
     assert capacity(steps[:2])["verdict"]["limit"] == "none"
     assert "at least 20 reports" in to_html(capacity(steps[:2]))
 
