@@ -11,7 +11,7 @@ id. Seed s adds s to the spec's seeds.
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -139,42 +139,22 @@ def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
 RUN_ID = "0" * 32  # keys the draws if the spec has no test seed
 
 
-@dataclass(frozen=True, slots=True)
-class UserSeed:
-    """One seed's result. ``batches`` hold private counts as in the coordinator's API."""
-
-    result: SeedResult
-    batches: list[dict[str, Any]]
-
-
-def run_seed(chosen: Preset, seed: int, on_users: Callable[[int], None] = ignore) -> UserSeed:
-    """Runs one seed of a run, user by user."""
-    started, spec = time.perf_counter(), chosen.spec
-    world = chosen.make()
+def run_seed(
+    chosen: Preset, seed: int, on_users: Callable[[int], None] = ignore
+) -> tuple[SeedResult, list[dict[str, Any]]]:
+    """Runs one seed user by user; returns the result, and each batch as in the REST API."""
+    started, spec, world = time.perf_counter(), chosen.spec, chosen.make()
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
-    seeded = spec.model_copy(update=seeds)
-    users = Users(world, on_users)
+    seeded, users = spec.model_copy(update=seeds), Users(world, on_users)
     run, batches = run_per_user(seeded, spec.run_id or RUN_ID, users, chosen.registry())
     users.notify()
     mdp = world.mdp if isinstance(world, Modelled) else None
     result = result_of(seeded, seed, run, mdp, time.perf_counter() - started)
-    return UserSeed(
-        replace(
-            result,
-            reward_mean=users.reward_mean,
-            episodes_failed=users.failed,
-            first_failure=users.failure,
-        ),
-        [
-            {
-                "batch_id": descriptor.batch_id,
-                "n": descriptor.n,
-                "layer": descriptor.layer,
-                "counts": _public(counts),
-            }
-            for descriptor, counts in batches
-        ],
-    )
+    asked: dict[str, Any] = {"reward_mean": users.reward_mean, "episodes_failed": users.failed}
+    return replace(result, first_failure=users.failure, **asked), [
+        {"batch_id": d.batch_id, "n": d.n, "layer": d.layer, "counts": _public(counts)}
+        for d, counts in batches
+    ]
 
 
 def _public(counts: BatchCounts) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,15 +23,13 @@ import numpy as np
 from riffle.common.mechanism.parameters import Trust
 from riffle.common.process.plugins import is_file_reference, unknown_name
 from riffle.common.process.tables import csv_text
-from riffle.common.protocol.errors import RemoteError
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.coordinator.specs import MANUAL
 from riffle.experiments.bands import METHOD, band, share, student_band
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind, Line
 from riffle.experiments.figures.draw import canvas_of
 from riffle.experiments.figures.series import Series, gather
 from riffle.experiments.figures.write import seed_rows, table, write
-from riffle.experiments.per_episode import PER_EPISODE, checked
+from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset, label_of
 from riffle.experiments.study import (
     ADVERSARIAL,
@@ -38,6 +37,7 @@ from riffle.experiments.study import (
     NOT_PRIVATE,
     SeedResult,
     case_of,
+    check,
 )
 from riffle.experiments.sweep import BETA, Backend, Parameters, Rows, Run, compute, run_jobs
 from riffle.experiments.sweep import sweep as run_all
@@ -148,10 +148,7 @@ class Result:
             "preset": spec.preset,
             "calibration": CALIBRATIONS[spec.calibration],
             "environment": spec.environment,
-            "episodes": spec.episodes,
-            "epsilon": spec.epsilon,
-            "beta": spec.beta,
-            "trust": spec.trust,
+            **{name: getattr(spec, name) for name in ("episodes", "epsilon", "beta", "trust")},
             "families": last.constants.get("families", "not private"),
             "seeds": len(self.results),
             **self._exact_values(),
@@ -164,12 +161,13 @@ class Result:
     def _case(self) -> dict[str, Any]:
         case = case_of(self.chosen)
         mean, interval = band([result.regret for result in self.results])
-        recorded = ("adversary", "K", "epsilon", "beta", "privacy", "calibration")
-        names = {"K": "episodes"}
+        recorded = ("epsilon", "beta", "privacy", "calibration")
         return {
             "learner": case.name,
             "environment": case.environment,
-            **{names.get(name, name): getattr(case, name) for name in recorded},
+            "adversary": case.adversary,
+            "episodes": case.K,
+            **{name: getattr(case, name) for name in recorded},
             "seeds": len(self.results),
             "regret_mean": mean,
             "regret_ci": interval,
@@ -228,46 +226,14 @@ def simulate(
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
     too small for the guarantee; the message names the value and says what to change.
     """
-    run = Run(
-        *_pair(learner)[:1],
-        *_pair(env)[:1],
-        _pair(env)[1],
-        episodes,
-        None if _pair(learner)[0] in NOT_PRIVATE else epsilon,
-        calibration,
-        constants,
-        _pair(learner)[1],
-        beta,
-        trust,
-        declared=constants == "practical",
-    )
+    run, *more = grid(env, learner, epsilon, episodes, trust, beta).runs
+    if more:
+        raise ValueError("simulate runs one learner in one environment; riffle.sweep runs several")
+    declared = constants == "practical"
+    run = replace(run, calibration=calibration, constants=constants, declared=declared)
     check(run.chosen)
     backend = Backend(workers or os.cpu_count() or 1)
     return Result(run.chosen, tuple(run_jobs(partial(compute, run), range(seeds), backend)))
-
-
-def check(chosen: Preset) -> None:
-    """Builds the learner once, so that a mistake is refused before any work.
-
-    Raises:
-        ValueError: there is no such learner.
-        RiffleError: the learner refuses an option. A batch that is too small is found later.
-    """
-    registry, name = chosen.registry(), chosen.spec.learner
-    known = sorted({*registry.names, *PER_EPISODE, *ADVERSARIAL} - {MANUAL})
-    if name not in known:
-        raise ValueError(unknown_name("simulated learner", name, known))
-    if name in ADVERSARIAL:
-        case_of(chosen)
-    elif name in PER_EPISODE:
-        spec = chosen.spec
-        checked(name, CALIBRATIONS[spec.calibration], spec.preset, spec.options)
-    else:
-        try:
-            registry.build(chosen.spec)
-        except RemoteError as error:
-            if error.slug != "batch-too-small":
-                raise
 
 
 # -- sweeps ----------------------------------------------------------------------------------------
@@ -354,39 +320,40 @@ def grid(
 
     Raises as `simulate` does.
     """
-    environments, learners = _labelled(env), _labelled(learner)
-    epsilons, Ks = _several(epsilon), _several(episodes)
-    kind: Kind = "epsilon" if len(epsilons) > 1 else "episodes" if len(Ks) > 1 else "time"
-    for model in set(_several(trust)) - set(DASHES):
+    worlds, learners = _labelled(env), _labelled(learner)
+    epsilons, Ks, trusts = _several(epsilon), _several(episodes), _several(trust)
+    if not all((worlds, learners, epsilons, Ks, trusts)):
+        raise ValueError("give at least one environment, learner, epsilon, K and trust model")
+    for model in set(trusts) - set(DASHES):
         raise ValueError(unknown_name("trust model", model, DASHES))
+    by_epsilon = len(epsilons) > 1
+    kind: Kind = "epsilon" if by_epsilon else "episodes" if len(Ks) > 1 else "time"
+    free = {name for name, (code, options) in learners.items() if _is_free(code, options)}
     curves = []
-    for world, (environment, parameters) in environments.items():
-        for number, (name, (code, options)) in enumerate(learners.items()):
-            alone = code in PER_EPISODE or code in ADVERSARIAL or code in NOT_PRIVATE
-            for model in ("shuffle",) if alone else _several(trust):
-                for K in Ks if kind == "epsilon" else (None,):
-                    runs = tuple(
-                        Run(code, environment, parameters, K or k,
-                            None if code in NOT_PRIVATE else e,
-                            options=options, beta=beta, trust=model, declared=True)
-                        for e in epsilons for k in (Ks if K is None else (K,))
-                    )  # fmt: skip
-                    label = name if alone or len(_several(trust)) == 1 else f"{name}, {model}"
-                    label += f", K = {K:,}" if K is not None and len(Ks) > 1 else ""
-                    panel = world if len(environments) > 1 else ""
-                    label += f"; {panel}" if panel else ""
-                    line = Line(
-                        label, label_of(code), number % 10, dashes=DASHES[model], panel=panel
-                    )
-                    x = tuple(map(float, epsilons if kind == "epsilon" else Ks))
-                    curves.append(Curve(line, runs, x))
-                    check(runs[0].chosen)
-    if not curves:
-        raise ValueError("a sweep needs at least one environment, learner, epsilon and K")
-    free = ", ".join(sorted(NOT_PRIVATE & {label_of(code) for code, _ in learners.values()}))
-    note = AT_EQUAL_PRIVACY.format(beta=beta, free=free or "none")
-    title = f"{', '.join(environments)}: regret"
-    return Figure(SWEEP, title, kind, tuple(curves), note)
+    for (world, (environment, parameters)), (number, (name, (code, options))) in product(
+        worlds.items(), enumerate(learners.items())
+    ):
+        run = Run(code, environment, parameters, Ks[0], None, options=options, beta=beta,
+                  declared=True)  # fmt: skip
+        budgets = (None,) * len(epsilons) if name in free else epsilons
+        models = trusts if code not in {*ADVERSARIAL, *PER_EPISODE, *NOT_PRIVATE} else ("shuffle",)
+        for model, fixed in product(models, Ks if by_epsilon else (None,)):
+            at = product(budgets, Ks if fixed is None else (fixed,))
+            runs = tuple(replace(run, epsilon=e, K=K, trust=model) for e, K in at)
+            check([run.chosen for run in runs][0])  # noqa: RUF015  (makes all, to check all)
+            label = name + (f", {model}" if len(models) > 1 else "")
+            label += f", K = {fixed:,}" if fixed is not None and len(Ks) > 1 else ""
+            panel = world if len(worlds) > 1 else ""
+            label += f"; {panel}" if panel else ""
+            line = Line(label, label_of(code), number % 10, dashes=DASHES[model], panel=panel)
+            curves.append(Curve(line, runs, tuple(map(float, epsilons if by_epsilon else Ks))))
+    note = AT_EQUAL_PRIVACY.format(beta=beta, free=", ".join(sorted(free)) or "none")
+    return Figure(SWEEP, f"{', '.join(worlds)}: regret", kind, tuple(curves), note)
+
+
+def _is_free(code: object, options: Parameters) -> bool:
+    """Returns whether a learner is not private."""
+    return code in NOT_PRIVATE or ("privacy", "none") in options
 
 
 def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401

@@ -18,13 +18,13 @@ from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import Padding
 from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import first_fault
-from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learners.registry import refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.learning.privatizers import NoiseLevels
-from riffle.coordinator.specs import RunSpec
+from riffle.coordinator.specs import MANUAL, RunSpec
 from riffle.experiments import adversarial, per_episode
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED, UNIFORM, WIDTHS, Case
 from riffle.experiments.per_episode import PER_EPISODE, Constant, checkpoints_of
@@ -59,13 +59,13 @@ class SeedResult:
     """
 
     seed: int
-    regret: float
-    optimal_value: float
-    policy_value: float
-    policy_switches: int | None
-    messages: int
-    seconds: float
-    policy: list[list[int]]
+    regret: float = math.nan
+    optimal_value: float = math.nan
+    policy_value: float = math.nan
+    policy_switches: int | None = None
+    messages: int = 0
+    seconds: float = 0.0
+    policy: list[list[int]] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     optimal_survives: bool | None = None
     eliminated: bool | None = None
@@ -103,6 +103,30 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
     return _run_by_population(chosen, mdp, seed)
 
 
+def check(chosen: Preset) -> None:
+    """Builds the learner once, so that a mistake is refused before any work.
+
+    Raises:
+        ValueError: there is no such learner.
+        RiffleError: the learner refuses an option. A batch that is too small is found later.
+    """
+    registry, name = chosen.registry(), chosen.spec.learner
+    known = sorted({*registry.names, *PER_EPISODE, *ADVERSARIAL} - {MANUAL})
+    if name not in known:
+        raise ValueError(unknown_name("simulated learner", name, known))
+    if name in ADVERSARIAL:
+        case_of(chosen)
+    elif name in PER_EPISODE:
+        spec = chosen.spec
+        per_episode.checked(name, CALIBRATIONS[spec.calibration], spec.preset, spec.options)
+    else:
+        try:
+            registry.build(chosen.spec)
+        except RemoteError as error:
+            if error.slug != "batch-too-small":
+                raise
+
+
 def mechanism_of(spec: RunSpec) -> Calibrate:
     """Returns the calibration of every batch of a spec; `pe` is not private and adds no noise."""
 
@@ -129,19 +153,16 @@ def result_of(
     spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
 ) -> SeedResult:
     """Returns the result of a batched run; ``mdp`` is None if the probabilities are unknown."""
-    policy = run.summary.policy
-    known = {} if mdp is None else _exact(spec, run, mdp)
-    unknown = {"regret": math.nan, "optimal_value": math.nan, "policy_value": math.nan}
     return SeedResult(
         seed=seed,
         policy_switches=switches(run.deployments),
         messages=run.messages,
         seconds=seconds,
-        policy=policy.tolist(),
+        policy=run.summary.policy.tolist(),
         constants={**run.summary.constants, **_recorded(spec)},
         eliminated=_any_eliminated(run),
         value_estimate=run.summary.value_estimate,
-        **{**unknown, **known},
+        **({} if mdp is None else _exact(spec, run, mdp)),
     )
 
 
@@ -207,7 +228,6 @@ def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
         optimal_value=optimal_value(mdp),
         policy_value=policy_value(mdp, run.policy),
         policy_switches=run.switches,
-        messages=0,
         seconds=time.perf_counter() - started,
         policy=run.policy.tolist(),
         constants=run.constants,
@@ -237,8 +257,11 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
         raise LocalError("invalid-spec", text)
     if not layered:
         exact_mdp(chosen.make())
-    parameters = dict(chosen.environment)
-    widths = str(parameters.get("widths", "-".join(map(str, WIDTHS)))).split("-")
+    world: dict[str, Any] = {"own": chosen.own_environment, "adversary": "rewards"}
+    world["parameters"] = tuple(chosen.environment.items())
+    if layered:
+        world = {"actions": 2, **chosen.environment}
+        world["widths"] = str(world.get("widths", "-".join(map(str, WIDTHS)))).split("-")
     values = {
         "name": spec.learner,
         "K": spec.episodes,
@@ -246,12 +269,9 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
         "beta": spec.beta,
         "privacy": "central",
         "calibration": "correct" if spec.calibration == "exact" else "paper",
-        "seed": spec.seed + seed,
-        "adversary": "switching" if layered else "rewards",
         "environment": spec.environment,
-        "own": chosen.own_environment,
-        **({"widths": widths, "actions": parameters.get("actions", 2)} if layered else {}),
-        "parameters": () if layered else tuple(parameters.items()),
+        **world,
+        "seed": spec.seed + seed,
         **spec.options,
     }
     try:
@@ -265,12 +285,7 @@ def _run_adversarial(chosen: Preset, seed: int) -> SeedResult:
     return SeedResult(
         seed=seed,
         regret=result.total,
-        optimal_value=math.nan,
-        policy_value=math.nan,
-        policy_switches=None,
-        messages=0,
         seconds=result.seconds,
-        policy=[],
         constants=result.constants,
         episodes=tuple(result.episodes.tolist()),
         cumulative=tuple(result.regret.tolist()),

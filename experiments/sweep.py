@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,10 +117,9 @@ def identity(part: object) -> str:
     if isinstance(part, Modelled):
         mdp = part.mdp
         return f"{label_of(part)} {_digest(mdp.P.tobytes() + mdp.r.tobytes() + mdp.d1.tobytes())}"
-    if callable(part):
-        return f"{label_of(part)} {_digest(_source(part))}"
     try:
-        return f"{label_of(part)} {_digest(_source(type(part)) + pickle.dumps(vars(part)))}"
+        state = b"" if callable(part) else pickle.dumps(vars(part))
+        return f"{label_of(part)} {_digest(_source(part) + state)}"
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         text = f"{label_of(part)} cannot be copied ({error}); give a function that makes it"
         raise ValueError(text) from error
@@ -129,7 +127,8 @@ def identity(part: object) -> str:
 
 def _source(code: Any) -> bytes:  # noqa: ANN401
     """Returns the source of a function, or of a class's methods; else their byte code."""
-    methods = list(vars(code).values()) if inspect.isclass(code) else [code]
+    owner = code if inspect.isclass(code) else type(code)
+    methods = [code] if inspect.isfunction(code) else vars(owner).values()
     texts = []
     for method in filter(inspect.isfunction, methods):
         try:
@@ -249,24 +248,10 @@ PATIENCE = 10.0  # seconds to wait for the Dask scheduler
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The place where jobs run: `workers` processes on this machine, or a Dask scheduler's address.
-
-    Raises:
-        LocalError: ``unavailable``: Dask is not installed.
-    """
+    """The place where jobs run: `workers` processes here, or a Dask scheduler's address."""
 
     workers: int = 2
     address: str | None = None
-
-    def __post_init__(self) -> None:
-        needed = () if self.address is None else ("dask", "distributed")
-        missing = [package for package in needed if find_spec(package) is None]
-        if missing:
-            raise LocalError(
-                "unavailable",
-                f"a cluster needs {' and '.join(missing)}: pip install 'riffle-rl[experiments]', "
-                "or in a clone 'make extras'",
-            )
 
 
 def compute(run: Run, seed: int) -> SeedResult:
@@ -278,7 +263,7 @@ def compute(run: Run, seed: int) -> SeedResult:
     chosen = run.chosen
     if isinstance(chosen.make(), Modelled):
         return run_seed(chosen, seed)
-    return per_user.run_seed(chosen, seed).result
+    return per_user.run_seed(chosen, seed)[0]
 
 
 def execute(key: str, job: Job) -> Row:
@@ -340,8 +325,11 @@ def _cluster(backend: Backend) -> Iterator[None]:
         with parallel_config("loky"):
             yield
         return
-    from distributed import Client  # noqa: PLC0415
-
+    try:
+        from distributed import Client  # noqa: PLC0415  (optional)
+    except ImportError as error:
+        text = "a cluster needs dask: pip install 'riffle-rl[experiments]', or 'make extras'"
+        raise LocalError("unavailable", text) from error
     try:
         client = Client(backend.address, timeout=PATIENCE)  # type: ignore[no-untyped-call]
     except (OSError, TimeoutError, ValueError) as error:

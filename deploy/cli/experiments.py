@@ -40,18 +40,14 @@ class Grid:
 
     learner: Annotated[
         list[str] | None,
-        typer.Option(
-            help="learner, with its options if any: sdp-pe,growth=2; or file.py:Class; "
-            "default sdp-pe"
-        ),
+        typer.Option(help="learner, as sdp-pe,growth=2 or file.py:Class; default sdp-pe"),
     ] = None
     env: Annotated[
         list[str] | None,
         typer.Option(
             "--env",
             "--environment",
-            help="environment, with its parameters if any: RiverSwim-v0,states=6; or file.py:make; "
-            "default RiverSwim-v0",
+            help="environment, as RiverSwim-v0,states=6 or file.py:make; default RiverSwim-v0",
         ),
     ] = None
     epsilon: Annotated[list[float] | None, typer.Option(help="epsilon; default 1")] = None
@@ -143,8 +139,8 @@ def _print_sweep(written: list[dict[str, Any]], out: Path) -> None:
     rows = [(f["figure"], len(f["curves"]), f["picture"], _missing(f)) for f in written]
     table(columns, rows, f"written to {out}")
     if len(written) == 1:
-        regret = written[0]["regret_table"]
-        table(["regret", *regret["columns"][1:]], regret["rows"])
+        head, *regrets = written[0]["regret_table"]
+        table(["regret", *head[1:]], regrets)
 
 
 def _missing(figure: dict[str, Any]) -> str:

@@ -20,8 +20,8 @@ from riffle.experiments import per_user
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset
-from riffle.experiments.research import Result, check
-from riffle.experiments.study import CALIBRATIONS, CASE_OPTIONS, run_seed
+from riffle.experiments.research import Result
+from riffle.experiments.study import CALIBRATIONS, CASE_OPTIONS, check, run_seed
 from riffle.experiments.sweep import Backend, run_jobs
 from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import Modelled
@@ -96,7 +96,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
     if not isinstance(chosen.make(), Modelled):
         text = "no regret and no exact values: this environment shows no transition probabilities"
         progress.print(text, highlight=False, soft_wrap=True)
-    result = Result(chosen, tuple(seed.result for seed in seeds))
+    result = Result(chosen, tuple(seed for seed, _ in seeds))
     document = result.summary
     constants = document.pop("constants")
     rewards = [seed.reward_mean for seed in result.results if seed.reward_mean is not None]
@@ -109,7 +109,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
         "run_id": spec.run_id or per_user.RUN_ID,
         "test_seed": spec.test_seed or 0,
         "policy": result.results[0].policy,
-        "batches": seeds[0].batches,
+        "batches": seeds[0][1],
         "constants": constants,
     }
 

@@ -117,8 +117,8 @@ def compare_command(
 ) -> None:
     """Run shuffle, local and central trust on one loopback network.
 
-    The command prints one table. The three runs follow one another, each with its own users. An
-    unfinished run that an earlier command left in the folder is stopped first.
+    The command measures messages, bytes and seconds on live services, which a simulation (riffle
+    sweep) does not have. Each run has its own users. An unfinished run in the folder is stopped.
     """
     chosen = options.apply()
     for trust in TRUST_MODELS:

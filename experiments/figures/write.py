@@ -56,7 +56,7 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
         "versions": {name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "regret_table": dict(zip(("columns", "rows"), regret_table(figure, series), strict=True)),
+        "regret_table": regret_table(figure, series),
         "curves": [_curve(curve) for curve in series],
     }
 
@@ -77,21 +77,21 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         f"Regret at the end of the run, {over}. The picture draws it against "
         f"{X_LABELS[figure.kind]}. For a curve of several runs, the columns from switches on are "
         f"those of the last run. {figure.note}".rstrip(),
-        _markdown(*regret_table(figure, series)),
+        _markdown(regret_table(figure, series)),
         "## Constants",
-        _markdown(["curve", "constants"], constants),
+        _markdown([["curve", "constants"], *constants]),
     ]
     if gaps := [[c.line.label, reason] for c in series for reason in c.missing]:
-        parts += ["## Not computed", _markdown(["curve", "at: why"], gaps)]
+        parts += ["## Not computed", _markdown([["curve", "at: why"], *gaps])]
     return "\n\n".join(parts) + "\n"
 
 
-def regret_table(figure: Figure, series: Sequence[Series]) -> tuple[list[str], list[list[str]]]:
-    """Returns the head and the rows of the table of final regrets with their bands."""
+def regret_table(figure: Figure, series: Sequence[Series]) -> list[list[str]]:
+    """Returns the table of final regrets with their bands; the first row is the head."""
     columns = sorted({point.x for curve in series for point in curve.points})
     unit = "epsilon" if figure.kind == "epsilon" else "K"
     heads = ["", *(f"{unit} = {x:,.10g}" for x in columns), "switches", "within 5 % of V*"]
-    return heads, [_table_row(curve, columns) for curve in series]
+    return [heads, *(_table_row(curve, columns) for curve in series)]
 
 
 def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
@@ -116,8 +116,8 @@ def _cell(point: Point) -> str:
     return f"{band.mean:,.0f}{interval}"
 
 
-def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |" for line in lines)
 
 

@@ -116,9 +116,9 @@ def test_the_digest_names_code_not_this_machine() -> None:
 
 
 def test_the_error_names_packages_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep_module, "find_spec", lambda name: None)
-    with pytest.raises(LocalError, match=r"dask and distributed: pip install 'riffle-rl\[exp"):
-        Backend(1, "tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(LocalError, match=r"needs dask: pip install 'riffle-rl\[experiments\]'"):
+        sweep(JOBS, Rows(), Backend(1, "tcp://127.0.0.1:1"), ignore)
     monkeypatch.setitem(sys.modules, "riffle.coordinator.learning.ucbvi", None)
     monkeypatch.delattr("riffle.coordinator.learning.ucbvi", raising=False)
     with pytest.raises(LocalError, match=r"install riffle-rl\[experiments\]"):

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -315,7 +316,7 @@ def test_figures_print_their_files_and_where_gaps_are_explained(tmp_path: Path) 
 def test_figures_name_the_packages_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.experiments.sweep.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "distributed", None)
     words = ("--dask", "tcp://127.0.0.1:1")
     result = riffle("sweep", "fig6a", *words, "--out", str(tmp_path))
     assert result.exit_code == 4
