@@ -36,7 +36,6 @@ from riffle.coordinator.specs import RunSpec
 Json = dict[str, Any]
 ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
 X, A, H, REPORTS = 5, 2, 3, 40
-LONGEST_SECONDS, EPISODE_SECONDS = 86_400, 7 * 86_400
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
 """Batches promise what the owner demands, at a larger dishonest fraction than the owner's."""
 LOW, HIGH = -1.0, 1.0
@@ -176,10 +175,7 @@ class Owner:
     users_key: bytes = field(default_factory=lambda: os.urandom(32), repr=False)
 
     def write_settings(self, folder: Path, url: str) -> None:
-        """Writes what a client needs to ``settings.json``; for Riffle's own node to ``node.env``.
-
-        ``url`` is the shuffler's.
-        """
+        """Writes what a client needs to settings.json, and for Riffle's own node to node.env."""
         analyzer = self.keys.analyzer.public.hex()
         files = {
             "environment.json": json.dumps(environment()),
@@ -199,20 +195,12 @@ class Owner:
             (folder / name).write_text(text)
 
     def _demands(self) -> Json:
-        return {
-            "shuffler_id": SHUFFLER_ID,
-            "shuffler_key": public(self.keys.shuffler).hex(),
-            "coordinator_key": public(self.keys.coordinator).hex(),
-            "environment": ENVIRONMENT,
-            "max_epsilon": EPSILON,
-            "max_beta": BETA,
-            "min_dishonest_fraction": OWNER_GAMMA,
-            "max_owner_share": GAMMA,
-            "max_batch_seconds": LONGEST_SECONDS,
-            "max_episode_seconds": EPISODE_SECONDS,
-            "trust_models": list(self.trust),
-            "aggregations": list(self.aggregations),
-        }
+        keys = {"shuffler": self.keys.shuffler, "coordinator": self.keys.coordinator}
+        own: Json = {f"{role}_key": public(key).hex() for role, key in keys.items()}
+        own |= {"shuffler_id": SHUFFLER_ID, "environment": ENVIRONMENT, "max_owner_share": GAMMA}
+        own |= {"max_epsilon": EPSILON, "max_beta": BETA, "min_dishonest_fraction": OWNER_GAMMA}
+        own |= {"max_batch_seconds": 86_400, "max_episode_seconds": 7 * 86_400}
+        return own | {"trust_models": [*self.trust], "aggregations": [*self.aggregations]}
 
 
 def good_offer(case: Case, keys: Keys) -> Offer:
@@ -274,7 +262,7 @@ def bad_offers(owner: Owner, base: Case) -> Iterator[Offer]:
 
 
 def _signed_wrongly(base: Case, keys: Keys) -> Iterator[Offer]:
-    other = Keys()
+    other, low = Keys(), KeyPair(os.urandom(32), bytes(32))
     for check, fault in (
         (2, "it has a member twice"),
         (3, "the coordinator's signature is made with a key that is not pinned"),
@@ -283,12 +271,10 @@ def _signed_wrongly(base: Case, keys: Keys) -> Iterator[Offer]:
         (4, "the shuffler signed another batch key"),
         (23, "the batch key is a point of low order"),
     ):
-        document = _document(base, keys)
-        low = KeyPair(os.urandom(32), bytes(32))
-        data, pair = to_bytes(document), low if check == 23 else KeyPair.generate()
-        if check == 2:
-            data = data.replace(b"{", b'{"n": 1 ,', 1)
-        wrong, signed = sign(data, other, pair.public), sign(data, keys, pair.public)
+        data, pair = to_bytes(_document(base, keys)), low if check == 23 else KeyPair.generate()
+        batch = json.loads(data)["batch_id"]
+        data = data.replace(b"{", b'{"n": 1 ,', check == 2)
+        signed, wrong = (sign(data, each, pair.public) for each in (keys, other))
         bare = Ed25519PrivateKey.from_private_bytes(keys.coordinator).sign(data).hex()
         change = {
             "the coordinator's": {"coordinator_signature": wrong.coordinator_signature},
@@ -296,8 +282,7 @@ def _signed_wrongly(base: Case, keys: Keys) -> Iterator[Offer]:
             "the shuffler's si": {"shuffler_signature": wrong.shuffler_signature},
             "the shuffler sign": {"batch_key": other.analyzer.public.hex()},
         }.get(fault[:17], {})
-        signed = signed.model_copy(update=change)
-        yield Offer(document["batch_id"], signed, pair, None, check, fault)
+        yield Offer(batch, signed.model_copy(update=change), pair, None, check, fault)
 
 
 Row = tuple[int, str, Json]
@@ -305,10 +290,10 @@ Row = tuple[int, str, Json]
 
 def _strangers(base: Case, keys: Keys) -> Iterator[Row]:
     """Yields descriptors that are for somebody else, for another time or another environment."""
-    now, document = int(time.time()), _document(base, keys)
-    asked = {"listed": batch_id(document["run_id"], INDEX + 1)}
+    now, asked = int(time.time()), _document(base, keys)
+    asked["listed"] = batch_id(asked["run_id"], INDEX + 1)
+    yield 5, "its batch id is not the one asked for", asked
     for check, fault, changes in (
-        (5, "its batch id is not the one asked for", asked | document),
         (6, "its batch id does not follow from run and deployment", {"deployment": INDEX + 1}),
         (7, "it is for another shuffler", {"shuffler_id": "another"}),
         (8, "it expired an hour ago", {"expires_at": now - 3_600}),

@@ -6,8 +6,8 @@ import os
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -242,14 +242,9 @@ def conformance_command(
     families: Annotated[str, typer.Option(help="families that it knows")] = "joint,lean,paper",
     trust: Annotated[str, typer.Option(help="trust models that it knows")] = "shuffle",
     aggregations: Annotated[str, typer.Option(help="aggregations that it knows")] = "messages",
-    grace: Annotated[
-        float, typer.Option(help="seconds in which a client may take a bad batch it has fetched")
-    ] = 3.0,
-    idle: Annotated[float, typer.Option(help="seconds that a client may do nothing")] = 30.0,
+    idle: Annotated[float, typer.Option(help="seconds that it may do nothing")] = 30.0,
     seconds: Annotated[float, typer.Option(help="longest time of all")] = 900.0,
-    out: Annotated[Path, typer.Option(help="folder for the client's settings")] = Path(
-        "runs/conformance"
-    ),
+    out: Annotated[Path, typer.Option(help="folder for settings")] = Path("runs/conformance"),
     output: Output = "text",
 ) -> None:
     """Offer batches to a client that you wrote, and name its mistakes.
@@ -259,63 +254,38 @@ def conformance_command(
     node must refuse, and good ones, with faults of the network. A correct client fails with
     probability 1e-6. Exit code 1 if something is wrong. docs/protocol.md has the sections named.
     """
-    folder, models, sums = out.absolute(), _named(trust, Trust), _named(aggregations, Aggregation)
+    names: list[Any] = [tuple(text.split(",")) for text in (families, trust, aggregations)]
+    for given, kind in zip(names, (Families, Trust, Aggregation), strict=True):
+        for name in set(given) - set(get_args(kind)):
+            raise ValueError(unknown_name("name", name, get_args(kind)))
+    folder, cases = out.absolute(), offers.good_cases(*names)
     make_folder(folder)
-    cases = offers.good_cases(_named(families, Families), models, sums)
     users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
-    owner = offers.Owner(offers.Keys(), users, models, sums)
-    recorder, limits = conformance.Recorder(owner), conformance.Limits(grace, idle, seconds)
-    bad = list(offers.bad_offers(owner, cases[0]))
-    with interrupt_on_termination(), conformance.serving(recorder) as url:
+    owner = offers.Owner(offers.Keys(), users, *names[1:])
+    recorder, bad = conformance.Recorder(owner), list(offers.bad_offers(owner, cases[0]))
+    with (
+        interrupt_on_termination(),
+        conformance.serving(recorder) as url,
+        (folder / "client.log").open("wb") as log,
+        ExitStack() as stack,
+    ):
         owner.write_settings(folder, url)
         progress.print(f"start the client with the settings in {folder / 'settings.json'}")
-        with _started(client or [], folder, recorder):
-            findings = list(conformance.session(recorder, cases, bad, limits))
+        if client:
+            environment = os.environ | {"RIFFLE_CONFORMANCE": str(folder / "settings.json")}
+            process = subprocess.Popen(client, env=environment, stdin=-3, stdout=log, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            recorder.is_over = lambda: process.poll() is not None
+        limits = conformance.Limits(idle=idle, all=seconds)
+        findings = list(conformance.session(recorder, cases, bad, limits))
     _print_findings(findings, output)
-
-
-def _named(text: str, kind: Any) -> tuple[Any, ...]:  # noqa: ANN401
-    """Returns the names in a list with commas; raises ValueError if one is none of the kind's."""
-    names, known = tuple(text.split(",")), get_args(kind)
-    for name in names:
-        if name not in known:
-            raise ValueError(unknown_name("name", name, known))
-    return names
-
-
-@contextmanager
-def _started(
-    command: Sequence[str], folder: Path, recorder: conformance.Recorder
-) -> Iterator[None]:
-    """Runs a client during the block; its output goes to ``client.log``."""
-    if not command:
-        yield
-        return
-    environment = os.environ | {"RIFFLE_CONFORMANCE": str(folder / "settings.json")}
-    with (folder / "client.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        recorder.is_over = lambda: process.poll() is not None
-        try:
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 @one_line_errors
 def check_report_command(
-    descriptor: Annotated[
-        Path, typer.Argument(help="descriptor, or the shuffler's answer with it")
-    ],
-    report: Annotated[
-        Path, typer.Argument(help="report as uploaded, with its lease id or without")
-    ],
+    descriptor: Annotated[Path, typer.Argument(help="descriptor, or the shuffler's answer")],
+    report: Annotated[Path, typer.Argument(help="report as uploaded; its lease id may precede it")],
     analyzer_key: Annotated[Path, typer.Option(help="file with the private key, 64 hex digits")],
     batch_key: Annotated[Path, typer.Option(help="file with the batch's private key, likewise")],
     output: Output = "text",
@@ -324,16 +294,16 @@ def check_report_command(
 
     Exit code 1 if something is wrong. docs/protocol.md has the sections named.
     """
-    data, sealed = descriptor.read_bytes(), report.read_bytes()
+    data, private = descriptor.read_bytes(), hex_file("--analyzer-key", analyzer_key)
     if b'"batch_key"' in data:
         data = SignedDescriptor.model_validate_json(data).descriptor.encode()
     context = parse(data)
-    private, batch = hex_file("--analyzer-key", analyzer_key), hex_file("--batch-key", batch_key)
     if KeyPair.from_private(private).public.hex() != context.descriptor.analyzer_key:
         raise ValueError(f"{analyzer_key} is not the private half of the descriptor's analyzer_key")
-    if len(sealed) == context.descriptor.report_bytes + LEASE_BYTES:
-        sealed = sealed[LEASE_BYTES:]
-    _print_findings(list(check_report(BatchKeys(context, data, private, batch), sealed)), output)
+    sealed, size = report.read_bytes(), context.descriptor.report_bytes
+    sealed = sealed[-size:] if len(sealed) == size + LEASE_BYTES else sealed
+    keys = BatchKeys(context, data, private, hex_file("--batch-key", batch_key))
+    _print_findings(list(check_report(keys, sealed)), output)
 
 
 def _print_findings(findings: Sequence[Finding], output: Output) -> None:

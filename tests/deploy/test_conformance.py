@@ -72,8 +72,8 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "one ephemeral key": ([SMALL], "a new ephemeral key in every seal"),
     "one seal for two slots": ([SMALL], "one seal for two"),
     "bits in the other order": ([Case(trust="local")], "zeros after the last of 300 bits"),
-    "words big-endian": ([SUMS], "words are big-endian"),
-    "no mask": ([SUMS], "no mask was added"),
+    "words big-endian": ([SUMS], "big-endian words"),
+    "no mask": ([SUMS], "seen no mask"),
     "mask with another label": ([SUMS], "the label b'riffle v1 message"),
 }
 """Mistake, the batches that show it, and how it is named."""
