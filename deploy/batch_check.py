@@ -15,9 +15,8 @@ import numpy.typing as npt
 from scipy import special
 
 from riffle.common.mechanism.counters import Episode, Ints
-from riffle.common.mechanism.parameters import Flips, Noise
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.deploy.report_check import BatchKeys, MistakeError, OpenReport, read_report
+from riffle.deploy.report_check import BatchKeys, MistakeError, OpenReport, noise_bits, read_report
 
 ERROR_RATE = 1e-6
 TESTS = 4_000
@@ -83,23 +82,16 @@ class BatchLaw:
         return [self._path(k) for k in range(len(self.means))]
 
     def _path(self, k: int) -> tuple[list[Ints], Ints]:
-        layout, none = self.descriptor.layout, np.zeros(self.means.shape[1], dtype=np.int64)
-        states, actions = self.states[k], self.actions[k]
-        zero, one = (layout.encode(Episode(states, actions, none + bit)) for bit in (0, 1))
+        layout, x, a = self.descriptor.layout, self.states[k], self.actions[k]
+        zero, one = (layout.encode(Episode(x, a, np.full_like(a, bit))) for bit in (0, 1))
         if "joint" in layout.shapes:
             return list(np.stack([zero, one], axis=1)), one
         return list(zero[:, None]), one[zero.size :]
 
     @property
     def noise(self) -> tuple[int, float]:
-        """Noise bits of a counter in a report, and the probability of a 1; no bits if central."""
-        match self.descriptor.to_noise():
-            case Noise() as noise:
-                return noise.bits, noise.p
-            case Flips() as flips:
-                return 1, flips.f
-            case _:
-                return 0, 0.0
+        """As `noise_bits` says."""
+        return noise_bits(self.descriptor)
 
     def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
         """Tells which reports (n, C + 1) may hold an episode of each policy: (n, M)."""
@@ -111,15 +103,16 @@ class BatchLaw:
     ) -> Iterator[MistakeError]:
         """Yields what is wrong with all reports (n, C + 1) of a batch.
 
-        ``seen`` has the noise of earlier batches, and ``pooled`` adds up tests over batches, which
-        the caller judges at the end.
+        ``seen`` has the noise of earlier batches; ``pooled`` adds up tests for the caller.
         """
-        certain = list(self._certain(counts))
-        yield from certain
-        copies = self._noise_rows(counts)
-        if len(fresh := set(copies) - seen) < len(copies):
-            detail = "expected fresh noise in every report; seen the same noise in several"
-            yield MistakeError("7", detail)
+        yield from (certain := list(self._certain(counts)))
+        (bits, p), noise = self.noise, counts[:, self._never].astype(np.uint8)
+        chance = len(noise) ** 2 * (p * p + (1 - p) ** 2) ** noise.shape[1]
+        rows = [row.tobytes() for row in noise] if bits and TESTS * chance < LEVEL else []
+        if len(fresh := set(rows) - seen) < len(rows):
+            yield MistakeError(
+                "7", "expected fresh noise in every report; seen the same in several"
+            )
         seen |= fresh
         failed = []
         for test in () if certain else self._tests(counts):
@@ -130,13 +123,6 @@ class BatchLaw:
         # One lack of noise fails many tests: the first says how much, and an empty one says where.
         where = [test for test in failed[1:] if not test.observed]
         yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
-
-    def _noise_rows(self, counts: Ints) -> list[bytes]:
-        """Returns each report's noise; nothing if equal noise may be a coincidence."""
-        (bits, p), noise = self.noise, counts[:, self._never].astype(np.uint8)
-        equal = (p * p + (1 - p) ** 2) ** noise.shape[1]
-        sure = bits > 0 and TESTS * len(noise) ** 2 * equal < LEVEL
-        return [row.tobytes() for row in noise] if sure else []
 
     def _certain(self, counts: Ints) -> Iterator[MistakeError]:
         """Yields what is wrong whatever is drawn."""
@@ -186,9 +172,8 @@ class BatchLaw:
         """Yields the numbers of reports (n, C + 1) of one batch that chance decides."""
         (bits, p), n, noise = self.noise, len(counts), counts[:, self._never]
         N, size, totals = n * bits, self._never.size, noise.sum(axis=0)
-        yield Test(
-            "7", "noise of all counters without data", int(totals.sum()), _binomial(N * size, p)
-        )
+        law = _binomial(N * size, p)
+        yield Test("7", "noise of all counters without data", int(totals.sum()), law)
         for axis, name in enumerate(AXES):
             values = self._coordinates[self._never, axis]
             for value in np.unique(values[values >= 0]):
@@ -225,17 +210,14 @@ class BatchLaw:
                 yield Test("5.3", "messages beside one episode's on its counters", extra, law)
 
 
-def check_reports(
-    law: BatchLaw,
-    uploads: Sequence[Sequence[tuple[BatchKeys, bytes]]],
-    n: int,
-    seen: set[bytes],
-    pooled: dict[str, Test],
-) -> Iterator[MistakeError]:
-    """Yields what is wrong with the uploads of a batch: for each report, all its tries.
+Uploads = Sequence[Sequence[tuple[BatchKeys, bytes]]]
+"""For each report, all its tries."""
 
-    ``seen`` has ephemeral keys and noise of earlier batches; ``pooled`` is as in `BatchLaw`.
-    """
+
+def check_reports(
+    law: BatchLaw, uploads: Uploads, seen: set[bytes], pooled: dict[str, Test]
+) -> Iterator[MistakeError]:
+    """Yields what is wrong with a batch's uploads; ``seen`` also has earlier ephemeral keys."""
     opened, wrong = list[OpenReport](), Counter[tuple[str, str]]()
     for tries in uploads:
         try:
@@ -244,7 +226,7 @@ def check_reports(
             wrong[mistake.section, mistake.detail] += 1
     for (section, detail), count in wrong.most_common(3):
         yield MistakeError(section, f"{count} of {len(uploads)} reports: {detail}")
-    if len(opened) == n:
+    if len(opened) == law.descriptor.n:
         yield from law.mistakes(np.stack([report.counts for report in opened]), seen, pooled)
 
 

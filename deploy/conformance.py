@@ -40,7 +40,7 @@ from riffle.deploy.report_check import (
 from riffle.node_client.users import opaque_id
 
 LOST, BUSY, NEW_KEY, OVER = FAULTS
-LEASE_SECONDS = 120
+LEASE_SECONDS, GRACE_SECONDS = 120, 3.0
 
 D = TypeVar("D", bound=Document)
 
@@ -189,8 +189,6 @@ class Recorder:
         if served.offer.fault:
             served.note("11", f"expected a refusal: {served.offer.fault}; seen a request for slots")
             served.over = True
-        if len(set(users)) < len(users):
-            served.note("13.6", "expected each user once in a request; seen one twice")
         ends = int(time.time()) + (-1 if served.fault == OVER else LEASE_SECONDS)
         leases, refused = [], []
         for user in dict.fromkeys(users):
@@ -209,14 +207,11 @@ class Recorder:
     def _refusal(self, user: str, served: Served) -> str | None:
         """Returns the problem for which a user gets no slot, if any."""
         held = self.holders.get(self.people.get(user, ""))
-        if user not in self.people:
-            served.note("14", f"expected a user of the list; seen {user}")
-        elif held is None:
+        if user in self.people and held is None:
             return None if served.free and not served.over else "batch-full"
-        elif held in served.slots and not served.slots[held].reported:
+        if held in served.slots and not served.slots[held].reported:
             return None
-        else:
-            served.note("14", "expected each user to be asked once; seen one named again")
+        served.note("14", "expected users of the list, each asked once; seen another, or one again")
         return "user-unavailable"
 
     async def _upload(self, request: Request) -> Document | Response:
@@ -274,15 +269,12 @@ class Recorder:
 
     def _store(self, served: Served, lease: str) -> str:
         slot = served.slots.get(lease)
-        if slot is None:
-            return "unknown-lease"
-        if slot.reported:
-            return "replayed"
-        if slot.expires_at <= time.time():
+        if slot is None or slot.reported:
+            return "replayed" if slot else "unknown-lease"
+        slot.reported = slot.expires_at > time.time()
+        if not slot.reported:
             served.note("13.6", "expected no report after its lease's end; seen one")
-            return "late"
-        slot.reported = True
-        return "accepted"
+        return "accepted" if slot.reported else "late"
 
 
 async def _read(model: type[D], request: Request, served: Served) -> D:
@@ -307,15 +299,6 @@ def _half(document: Document) -> Response:
     return StreamingResponse(half(), headers={"Content-Length": str(len(text))})
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds: after fetching a bad descriptor; without any request; of a whole session."""
-
-    grace: float = 3.0
-    idle: float = 30.0
-    all: float = 900.0
-
-
 @contextmanager
 def serving(recorder: Recorder) -> Iterator[str]:
     """Serves a recorder on a free port of loopback; yields its URL."""
@@ -334,22 +317,31 @@ def serving(recorder: Recorder) -> Iterator[str]:
 
 
 def session(
-    recorder: Recorder, cases: Sequence[Case], bad: Sequence[Offer], limits: Limits
+    recorder: Recorder,
+    cases: Sequence[Case],
+    bad: Sequence[Offer],
+    idle: float,
+    longest: float,
+    grace: float = GRACE_SECONDS,
 ) -> Iterator[Finding]:
-    """Offers everything to the client; yields what is right and what is wrong, step by step."""
-    end = time.monotonic() + limits.all
+    """Offers everything to the client; yields what is right and what is wrong, step by step.
+
+    It ends when the client did nothing for ``idle`` seconds, or after the ``longest`` time. A bad
+    offer is refused if nobody asks for its slots for ``grace`` seconds after it was fetched.
+    """
+    end = time.monotonic() + longest
     offered = [recorder.offer(offer) for offer in bad]
     good = [recorder.offer(offers.good_offer(cases[0], recorder.owner.keys))]
 
     def wait(done: Callable[[], bool]) -> None:
         while not (done() or recorder.is_over()):
-            if time.monotonic() > min(end, recorder.changed_at + limits.idle):
+            if time.monotonic() > min(end, recorder.changed_at + idle):
                 return
             time.sleep(0.05)
 
     def refused() -> bool:
         for served in offered:
-            served.over |= time.monotonic() > served.looked_at + limits.grace
+            served.over |= time.monotonic() > served.looked_at + grace
         return all(served.over for served in offered)
 
     wait(lambda: recorder.changed_at < math.inf)
@@ -397,4 +389,4 @@ def _examine(
     keys = {private: BatchKeys(context, served.data, analyzer, private) for private in pairs}
     tries = [[(keys[key.private], sent) for key, sent in dict(s.tries).items()] for s in reports]
     law = BatchLaw(context.descriptor, *offers.paths())
-    yield from check_reports(law, tries, REPORTS, seen, pooled)
+    yield from check_reports(law, tries, seen, pooled)

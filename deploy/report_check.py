@@ -216,6 +216,14 @@ def _decrypt_unchecked(private: bytes, info: bytes, sealed: bytes) -> bytes:
     return stream.update(sealed[KEY_BYTES : -seals.TAG_BYTES])
 
 
+def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
+    """Returns the noise bits of a counter in a report, and the probability of a 1."""
+    noise = d.to_noise()
+    if isinstance(noise, Flips):
+        return 1, noise.f
+    return (noise.bits, noise.p) if isinstance(noise, Noise) else (0, 0.0)
+
+
 def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
@@ -230,14 +238,12 @@ def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     yield Finding(True, "seals", "3.4", f"all open; {d.padding.messages} messages")
     fresh = len(set(report.ephemeral)) == len(report.ephemeral)
     yield Finding(fresh, "ephemeral keys", "3.4", "all differ" if fresh else "one is used twice")
-    noise, counts = d.to_noise(), report.counts[: layout.counters]
-    bits, p = (noise.bits, noise.p) if isinstance(noise, Noise) else (1, 0.0)
-    p = noise.f if isinstance(noise, Flips) else p
+    (bits, p), counts = noise_bits(d), report.counts[: layout.counters]
     N, ones, data = bits * layout.counters, int(counts.sum()), layout.cells
     above = special.bdtrc(ones - data - 1, N, p) if ones > data else 1.0
     likely = bool(min(special.bdtr(ones, N, p), above) > UNLIKELY)
     detail = f"{ones} ones of counters; expected about {N * p:.4g} of noise, up to {data} of data"
     yield Finding(likely, "noise", "7", detail)
-    most, limit = int(counts.max()), 1 + bits * (p > 0)
+    most, limit = int(counts.max()), 1 + bits
     detail = f"at most {most} ones of a counter; expected up to {limit}"
     yield Finding(most <= limit, "counters", "7", detail)

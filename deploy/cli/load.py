@@ -277,8 +277,7 @@ def conformance_command(
             stack.callback(process.wait)
             stack.callback(process.terminate)
             recorder.is_over = lambda: process.poll() is not None
-        limits = conformance.Limits(idle=idle, all=seconds)
-        findings = list(conformance.session(recorder, cases, bad, limits))
+        findings = list(conformance.session(recorder, cases, bad, idle, seconds))
     _print_findings(findings, output)
 
 
