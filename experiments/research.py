@@ -328,7 +328,8 @@ def grid(
         raise ValueError(unknown_name("trust model", model, DASHES))
     by_epsilon = len(epsilons) > 1
     kind: Kind = "epsilon" if by_epsilon else "episodes" if len(Ks) > 1 else "time"
-    free = {name for name, (code, options) in learners.items() if _is_free(code, options)}
+    none = ("privacy", "none")
+    free = {name for name, (code, own) in learners.items() if code in NOT_PRIVATE or none in own}
     curves = []
     for (world, (environment, parameters)), (number, (name, (code, options))) in product(
         worlds.items(), enumerate(learners.items())
@@ -349,11 +350,6 @@ def grid(
             curves.append(Curve(line, runs, tuple(map(float, epsilons if by_epsilon else Ks))))
     note = AT_EQUAL_PRIVACY.format(beta=beta, free=", ".join(sorted(free)) or "none")
     return Figure(SWEEP, f"{', '.join(worlds)}: regret", kind, tuple(curves), note)
-
-
-def _is_free(code: object, options: Parameters) -> bool:
-    """Returns whether a learner is not private."""
-    return code in NOT_PRIVATE or ("privacy", "none") in options
 
 
 def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401

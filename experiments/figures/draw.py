@@ -176,6 +176,10 @@ def _label(axes: Axes, figure: Figure, panel: str) -> None:
     if figure.kind != "time":
         axes.set_xscale("log")
         axes.set_yscale("log")
+    if figure.kind == "epsilon":
+        shown = sorted({x for curve in figure.curves for x in curve.x})
+        axes.set_xticks(shown, [f"{x:g}" for x in shown])
+        axes.set_xticks([], minor=True)
     axes.set_xlabel(X_LABELS[figure.kind])
     axes.set_title(panel, fontsize=9)
 

@@ -11,6 +11,7 @@ import pytest
 
 from riffle.deploy import output
 from riffle.deploy.cli.options import RunOptions
+from riffle.deploy.cli.simulation import rounded
 from riffle.experiments.adversarial import run
 from riffle.experiments.adversaries import Algorithm, Case
 from tests.deploy.cli.calls import document, riffle
@@ -271,6 +272,27 @@ def test_a_file_of_an_mdp_shows_its_name_and_not_its_folder() -> None:
     )  # fmt: skip
     assert answer["environment"] == "own_environment.py:make"
     assert "examples" not in str(answer)
+
+
+def test_simulate_keeps_results_and_ends_with_the_regret(tmp_path: Path) -> None:
+    words = ("--learner", "pe", "--episodes", "4e2", "--seeds", "2", "--workers", "1")
+    plain = riffle("simulate", *words, "--out", str(tmp_path))
+    assert plain.exit_code == 0, plain.stderr
+    *_, last, _ = plain.stdout.splitlines()
+    assert re.search(r"regret_mean +│ \d+ \[\d+, \d+\] \(95 % band, 2 seeds\)", last)
+    assert "constants." not in plain.stdout
+    assert (tmp_path / "seeds.csv").read_text().count("\n") == 3
+    assert json.loads((tmp_path / "summary.json").read_text())["episodes"] == 400
+    verbose = riffle("simulate", *words, "--verbose").stdout
+    assert "constants.growth" in verbose
+    assert re.search(r"│ +0 │ (left|right)", verbose), "actions have names"
+
+
+def test_figures_are_rounded_to_their_bands() -> None:
+    assert rounded(1563.77, [1481.3, 1646.2], 20) == "1,564 [1,481, 1,646] (95 % band, 20 seeds)"
+    assert rounded(0.012345, [0.011, 0.0137], 3) == "0.0123 [0.0110, 0.0137] (95 % band, 3 seeds)"
+    assert rounded(15.9, [-0.01, 32.0], 3) == "16 [0, 32] (95 % band, 3 seeds)"
+    assert rounded(5.0, [5.0, 5.0], 2) == "5 [5, 5] (95 % band, 2 seeds)"
 
 
 def test_one_seed_has_no_confidence_interval() -> None:
