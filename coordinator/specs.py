@@ -94,8 +94,7 @@ class RunSpec(Document):
         default=None,
         ge=1,
         le=MAX_EPISODE_SECONDS,
-        description="how long a person's episode may take, at most half of batch_seconds; default: "
-        "no person's time, so leases have the shuffler's own length",
+        description="how long a person's episode may take, at most half of batch_seconds",
     )
     reissues: int = Field(
         default=2,
@@ -119,10 +118,7 @@ class RunSpec(Document):
         if math.isinf(self.reward_high - self.reward_low):
             raise ValueError("reward_high - reward_low is too large: every reward would be zero")
         if 2 * (self.episode_seconds or 0) > self.batch_seconds:
-            raise ValueError(
-                f"batch_seconds must be at least twice episode_seconds, {self.episode_seconds}: "
-                "slots that people give back must have time to be taken again"
-            )
+            raise ValueError("batch_seconds must be at least twice episode_seconds")
         # Learners hold an entry for every transition, possible or not.
         entries = max(self.layout().counters, self.states**2 * self.actions * self.horizon)
         if entries > MAX_COUNTERS:

@@ -18,6 +18,7 @@ from riffle.common.mechanism.counters import Episode, Sizes
 from riffle.common.mechanism.randomness import Randomness, SystemRandomness, bernoulli
 from riffle.common.protocol.descriptor import Document
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.wire import Lease
 from riffle.node_client.environments.tabular import Declaration
 from riffle.node_client.episode import PreparedBatch, reward_mean, run_episode
 from riffle.node_client.users import Users
@@ -29,16 +30,12 @@ Step = tuple[int, int, int | None]
 class Row(Document):
     """One user's episode. If ``steps`` is None, the report is sealed, or is to be noise.
 
-    The episode's time is over at ``ends_at``, the lease at ``expires_at`` (seconds since 1970).
-    ``sealed`` is the report under ``batch_key``, both hex.
+    The episode's time is over at ``ends_at``. ``sealed`` is the report under ``batch_key``, in hex.
     """
 
-    user: str
     node_id: str
     batch_id: str
-    slot: int
-    lease: str
-    expires_at: int
+    lease: Lease
     ends_at: float
     word: int
     steps: tuple[Step, ...] | None = ()
@@ -88,14 +85,9 @@ class UserLease:
         clock: Callable[[], float],
         send: Callable[["UserLease"], asyncio.Task[None]],
     ) -> None:
-        self.row, self.shape = row, shape
+        self.row, self.shape, self.ends_at = row, shape, row.ends_at
         self.lock = asyncio.Lock()  # held while the report is on its way
         self._users, self._clock, self._send = users, clock, send
-
-    @property
-    def ends_at(self) -> float:
-        """When the time of the episode is over, in seconds since 1970, UTC."""
-        return self.row.ends_at
 
     @property
     def step(self) -> int:
@@ -132,13 +124,15 @@ class UserLease:
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
             return
-        if step != self.step or (steps and state != self.state):
-            detail = f"the next step is {self.step}, in the state that the last one led to"
-            raise LocalError("wrong-state", detail)
-        if action != self.act(step, state):
-            detail = "the action is not that of the user's policy: take the one of act, or give up"
-            raise LocalError("wrong-state", detail)
-        self._check(reward, after)
+        right = step == self.step and not (steps and state != self.state)
+        if not right or action != self.act(step, state):
+            detail = f"the next step is {self.step}, in the state that the last one led to, with "
+            raise LocalError("wrong-state", f"{detail}the action of act; or give up")
+        (low, high), X = self.shape.reward_range, self.shape.sizes.X
+        known = after in range(X) or (after is None and self.shape.absorbing is not None)
+        if not (low <= reward <= high and known):
+            detail = f"rewards are {low:g} to {high:g}, states 0 to {X - 1}; None as next state "
+            raise LocalError("wrong-size", f"{detail}needs an absorbing state")
         mean = reward_mean(reward, self.batch.reward_range)
         taken = int(state), bernoulli(SystemRandomness(), mean), after
         self.keep(steps=(*steps, taken))
@@ -152,8 +146,8 @@ class UserLease:
         """
         self.open_steps()
         if self.step < self.shape.sizes.H:
-            detail = f"{self.step} of {self.shape.sizes.H} steps are recorded"
-            raise LocalError("wrong-state", f"{detail}: record the others, or give up")
+            detail = f"{self.step} of {self.shape.sizes.H} steps are recorded; or give up"
+            raise LocalError("wrong-state", detail)
         await asyncio.shield(self._send(self))
 
     def give_up(self) -> None:
@@ -168,7 +162,7 @@ class UserLease:
     def keep(self, **changes: object) -> None:
         """Changes the row, on the disk first."""
         row = self.row.model_copy(update=changes)
-        self._users.keep_episode(row.user, row.model_dump_json())
+        self._users.keep_episode(row.lease.user, row.model_dump_json())
         self.row = row
 
     def episode(self) -> Episode | None:
@@ -185,12 +179,3 @@ class UserLease:
             detail = "this episode is over: its report is sent, or noise in its place"
             raise LocalError("late", detail)
         return self.row.steps
-
-    def _check(self, reward: float, state: int | None) -> None:
-        (low, high), X = self.shape.reward_range, self.shape.sizes.X
-        if not low <= reward <= high:
-            raise LocalError("wrong-size", f"rewards are {low:g} to {high:g}")
-        if state is None and self.shape.absorbing is None:
-            raise LocalError("wrong-size", "an early end needs an absorbing state, X - 1")
-        if state is not None and not 0 <= state < X:
-            raise LocalError("wrong-size", f"states are 0 to {X - 1}")

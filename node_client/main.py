@@ -59,10 +59,7 @@ def make_runner(
     chunks: int = 1,
     clock: Callable[[], float] = time.time,
 ) -> Runner:
-    """Returns the nodes of one process, with at most ``chunks`` chunks on their way.
-
-    Raises LocalError ``invalid-spec`` if a setting or file is not usable.
-    """
+    """Returns the nodes of one process, with at most ``chunks`` chunks on their way."""
     pipeline = Pipeline(
         environment=environment,
         seal=seal,

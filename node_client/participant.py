@@ -1,15 +1,11 @@
 """A node inside an app, which drives the episodes of its users itself, many at once.
 
-The nodes of `main` step an environment. An app shows its users actions, and learns from them what
-happened, minutes or days later. Everything else is the node's: descriptors are checked by `trust`,
-nobody is asked twice (`users`), and reports go the way of `pipeline`. What must survive a restart
-is in `episodes`, which says what is private there and for how long.
+An app shows its users actions, and learns what happened minutes or days later. Everything else is
+the node's (`main`): checks, users, sealing, upload. What must survive a restart is in `episodes`.
 
-A report carries noise and padding only if the user gave up, or did not report before the episode's
-time was over. So a batch does not wait for one person, and no missing report shows what a person
-did. When a report is uploaded shows when its episode ended, as with every node. The slots of an app
-that is gone for good go to others when their leases end. Its users' noise is missing, and nothing
-else of them is known to anybody.
+A report carries noise and padding only if the user gave up, or did not report in time: no missing
+report shows what a person did. If an app is gone for good, its slots go to others when their leases
+end. The noise of its users is missing, and nothing else of them is known to anybody.
 """
 
 import asyncio
@@ -20,7 +16,6 @@ from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.mechanism.workflow import Report
 from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, RiffleError
 from riffle.common.protocol.wire import Lease, UploadReply
 from riffle.node_client.environments.tabular import Declaration
@@ -38,7 +33,7 @@ LONGEST_SLEEP = 60.0
 """A sleeping machine stops timers, so the clock is read again at this interval (seconds)."""
 
 
-class Participant:
+class Participant(AsyncExitStack):
     """A node inside an app, for many users at once. Use it as an asynchronous context manager.
 
     ``sizes`` (X, A, H), ``reward_range``, ``absorbing`` and ``declaration`` describe the app's
@@ -54,49 +49,49 @@ class Participant:
         *,
         reward_range: tuple[float, float] = (0.0, 1.0),
         absorbing: int | None = None,
-        declaration: Declaration | None = None,
+        declaration: Declaration = Declaration(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         **settings: Any,  # noqa: ANN401  (checked by the settings)
     ) -> None:
-        declared = declaration or Declaration()
-        self._shape = RecordedEpisode(sizes, reward_range, absorbing, declared)
+        super().__init__()
+        self._shape = RecordedEpisode(sizes, reward_range, absorbing, declaration)
         self._clock, self._sleep = clock, sleep
         self._settings = AppSettings.load(**settings)
         self._held: dict[str, UserLease] = {}
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
         self._watches: set[asyncio.Task[None]] = set()
         self._reports: set[asyncio.Task[None]] = set()
-        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        async with self._stack:
+        try:
             await self._open()
-            self._stack = self._stack.pop_all()
+        except BaseException:
+            await self.aclose()
+            raise
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Sends what is to be sent, for some seconds; the next start goes on with the rest."""
-        if self._reports:
-            await asyncio.wait(self._reports, timeout=DRAIN_SECONDS)
-        tasks = [*self._reports, *self._watches]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._stack.aclose()
 
     async def _open(self) -> None:
         s = self._settings
-        self._users = users = Users(s.state_dir, s.users(), s.users_key)
-        self._stack.callback(users.close)
-        client = await self._stack.enter_async_context(open_client(s.shuffler_url, s.ca_file))
+        self._users = users = Users(s.state_dir, None, s.users_key)
+        self.callback(users.close)
+        client = await self.enter_async_context(open_client(s.shuffler_url, s.ca_file))
         shuffler = ShufflerClient(client, Backoff(clock=self._clock))
         made = make_runner(s, self._shape, seal_in_thread, shuffler, users, clock=self._clock)
         self._runner, self._pipeline = made, made.pipeline
         self._nodes = {node.credential.node_id: node for node in made.nodes}
+        self.push_async_callback(self._end)
         for row in map(Row.model_validate_json, users.episodes()):
-            users.mark_asked([row.user])
+            users.mark_asked([row.lease.user])
             self._hold(row)
+
+    async def _end(self) -> None:
+        """Sends what is to be sent, for some seconds; the next start goes on with the rest."""
+        if self._reports:
+            await asyncio.wait(self._reports, timeout=DRAIN_SECONDS)
+        for task in (tasks := [*self._reports, *self._watches]):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def lease(self, user: str) -> UserLease:
         """Returns a user's lease, the same one until its report is sent, also after a restart.
@@ -105,8 +100,8 @@ class Participant:
         the owner's key only. A person takes part once.
 
         Raises LocalError ``unavailable`` if no batch has room now (try again later),
-        ``user-unavailable`` if the user was asked before, ``forbidden`` if the owner's list lacks
-        the user, ``late`` if the episode is over; RemoteError if shuffler or batch are refused.
+        ``user-unavailable`` if the user was asked before, ``late`` if the episode is over, and
+        RemoteError if the shuffler refuses the user or the node.
         """
         name = opaque_id(self._settings.users_key or b"", user)
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -120,10 +115,7 @@ class Participant:
         ids = sorted(self._nodes)
         first = int(name, 16) % len(ids)  # after a crash, the same node gets the same lease again
         nodes = [self._nodes[node_id] for node_id in ids[first:] + ids[:first]]
-        asked = await asyncio.to_thread(self._users.admit, nodes[0].credential.node_id, name)
-        if asked is None:
-            raise LocalError("forbidden", "this user is not in the owner's users file")
-        if asked:
+        if not await asyncio.to_thread(self._users.admit, ids[first], name):
             raise LocalError("user-unavailable", "this user was asked before: once is the most")
         for node in nodes:
             for job, _ in await self._runner.open_jobs(node, 0):
@@ -134,8 +126,7 @@ class Participant:
 
     async def _request(self, node: NodeState, job: Job, name: str) -> Lease | None:
         """Returns a slot of one batch, or None if a user has no room or no time in it."""
-        left = job.batch.descriptor.expires_at - self._clock()
-        if left <= job.episode_seconds or await self._runner.is_too_slow(job):
+        if not await self._runner.most_users(job):
             return None
         reply = await self._pipeline.shuffler.lease(node.credential.token, job.batch_id, [name])
         leases = await asyncio.to_thread(self._runner.record_reply, node, job, reply)
@@ -149,25 +140,22 @@ class Participant:
     def _begin(self, node: NodeState, job: Job, lease: Lease) -> Row:
         """Records the lease, then marks the user as asked: a crash in between loses nobody."""
         now, share = self._clock(), self._settings.episode_share
-        word = policy_word(job.batch.descriptor, lease.slot, test_entry=self._pipeline.test_entry)
+        entry = self._pipeline.test_entry
         row = Row(
-            user=lease.user,
             node_id=node.credential.node_id,
             batch_id=job.batch_id,
-            slot=lease.slot,
-            lease=lease.lease,
-            expires_at=lease.expires_at,
+            lease=lease,
             ends_at=now + job.episode_time(lease.expires_at - now, share),
-            word=word,
+            word=policy_word(job.batch.descriptor, lease.slot, test_entry=entry),
         )
-        self._users.keep_episode(row.user, row.model_dump_json())
-        self._users.mark_asked([row.user])
+        self._users.keep_episode(lease.user, row.model_dump_json())
+        self._users.mark_asked([lease.user])
         JOURNAL.note("leased", batch_id=job.batch_id, reports=1)
         return row
 
     def _hold(self, row: Row) -> UserLease:
         held = UserLease(row, self._users, self._shape, self._clock, self._send)
-        self._held[row.user] = held
+        self._held[row.lease.user] = held
         _start(self._watch(held), self._watches)
         return held
 
@@ -186,7 +174,7 @@ class Participant:
         """When the time is over, sends noise; then, or when the lease is over, forgets the user."""
         while held.row.steps is not None and (left := held.ends_at - self._clock()) > 0:
             await self._sleep(min(left, LONGEST_SLEEP))
-        while self._is_held(held) and self._clock() < held.row.expires_at:
+        while self._is_held(held) and self._clock() < held.row.lease.expires_at:
             try:
                 await self._send(held, noise=True)
             except RiffleError as error:
@@ -207,44 +195,38 @@ class Participant:
                 self._forget(held)
                 raise
             self._forget(held)
-        accepted, outcome = self._pipeline.settle(reply), reply.results[0].outcome
+        accepted = self._pipeline.settle(reply)
         JOURNAL.note("uploaded", batch_id=held.row.batch_id, reports=1, accepted=accepted)
         if not accepted:
-            raise _refusal(outcome)
+            raise _refusal(reply.results[0].outcome)
 
     async def _upload(self, held: UserLease) -> UploadReply:
         job, row = await self._prepare(held), held.row
         credential = self._nodes[row.node_id].credential
-        leases = [Lease(row.user, row.slot, row.lease, row.expires_at)]
         if row.sealed is None:
-            messages = await asyncio.to_thread(self._encode, held)
+            entry, slot = self._pipeline.test_entry, row.lease.slot
+            report = encode_episode(held.batch, held.episode(), slot, test_entry=entry)
 
             def keep(job: Job, sealed: bytes) -> None:
                 key = job.keys.batch_key.hex()
                 held.keep(steps=None, sealed=sealed.hex(), batch_key=key)
 
-            return await self._pipeline.seal_and_upload(job, credential, leases, messages, keep)
+            return await self._pipeline.seal_and_upload(
+                job, credential, [row.lease], report[None], keep
+            )
         if row.batch_key != job.keys.batch_key.hex():
             raise RemoteError("outdated-key", "the batch has another key than the stored report")
         sealed = bytes.fromhex(row.sealed)
-        return await job.upload(self._pipeline.shuffler, credential.token, leases, sealed)
-
-    def _encode(self, held: UserLease) -> Report:
-        """Returns the unsealed report, shape (1, entries): of the episode, or of noise only."""
-        episode, pipeline = held.episode(), self._pipeline
-        pipeline.totals.episodes += 1
-        pipeline.totals.failed += episode is None
-        entry = pipeline.test_entry
-        return encode_episode(held.batch, episode, held.row.slot, test_entry=entry)[None]
+        return await job.upload(self._pipeline.shuffler, credential.token, [row.lease], sealed)
 
     def _is_held(self, held: UserLease) -> bool:
-        return self._held.get(held.row.user) is held
+        return self._held.get(held.row.lease.user) is held
 
     def _forget(self, held: UserLease) -> None:
         if self._is_held(held):
-            self._users.keep_episode(held.row.user, None)
+            self._users.keep_episode(held.row.lease.user, None)
             held.row = held.row.model_copy(update={"steps": None})
-            del self._held[held.row.user]
+            del self._held[held.row.lease.user]
 
 
 def _start(

@@ -110,10 +110,7 @@ class ReportTiming:
     def most_users(
         self, L: int, now: float, left: float = math.inf, episode_seconds: int = 0
     ) -> int:
-        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s.
-
-        A person whose episode may take ``episode_seconds`` is asked only if the batch lasts longer.
-        """
+        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s."""
         if self.is_too_slow(L) or now < self.retry_at or left <= episode_seconds:
             return 0
         # A lease ends with its batch.
@@ -144,17 +141,10 @@ class Job:
     batch_id: str
     batch: PreparedBatch
     keys: SealKeys
-
-    @property
-    def episode_seconds(self) -> int:
-        """Seconds that the descriptor gives a person's episode."""
-        return self.batch.descriptor.episode_seconds or 0
+    episode_seconds: int = 0
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns the seconds that an episode may take whose lease ends in ``left`` seconds.
-
-        This is the descriptor's time and a ``share`` of the rest, which sealing and upload need.
-        """
+        """Returns an episode's seconds: the descriptor's, and a share of what a lease has left."""
         return self.episode_seconds + share * max(0.0, left - self.episode_seconds)
 
     @classmethod
@@ -162,7 +152,8 @@ class Job:
         """Prepares an accepted batch."""
         descriptor = accepted.context.descriptor
         keys = SealKeys.of(accepted.context, accepted.batch_key)
-        return cls(descriptor.batch_id, PreparedBatch.of(descriptor), keys)
+        batch, seconds = PreparedBatch.of(descriptor), descriptor.episode_seconds or 0
+        return cls(descriptor.batch_id, batch, keys, seconds)
 
     async def upload(
         self, shuffler: ShufflerClient, token: str, leases: Sequence[Lease], sealed: bytes

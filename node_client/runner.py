@@ -220,7 +220,7 @@ class Runner:
         """Does `_lease_and_submit` for one node. Raises LocalError if the users file fails."""
         if self._users_file_failures:  # take no slot from others until users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
-        most = min(self.users_a_request, await self._most_users(job))
+        most = min(self.users_a_request, await self.most_users(job))
         if most == 0:
             return 0
         count = request_size(free, len(self.nodes), job.keys.size, most)
@@ -242,10 +242,15 @@ class Runner:
         may_ask = node.may_ask(job.batch_id, self.pipeline.monotonic())
         return asked if asked or may_ask else None
 
-    async def _most_users(self, job: Job) -> int:
+    async def most_users(self, job: Job) -> int:
         """Returns how many users may be asked now; declines the batch if that may stay zero."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
-        await self.is_too_slow(job)
+        if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
+            try:
+                await pipeline.rehearse(job)
+            except LocalError as error:
+                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
+            self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
         left = job.batch.descriptor.expires_at - pipeline.clock()
         now, seconds = pipeline.monotonic(), job.episode_seconds
         most = 0 if pipeline.is_stuck else timing.most_users(L, now, left, seconds)
@@ -254,17 +259,6 @@ class Runner:
         elif not timing.in_vain:
             self._declined.pop(job.batch_id, None)
         return most
-
-    async def is_too_slow(self, job: Job) -> bool:
-        """Returns whether a report takes too long here; measures the speed if that may help."""
-        pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
-        if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
-            try:
-                await pipeline.rehearse(job)
-            except LocalError as error:
-                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
-            self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
-        return timing.is_too_slow(L)
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
         """Tells the shuffler, at intervals, why no user is asked for a batch."""

@@ -134,8 +134,7 @@ class Settings(RoleSettings):
         default=7 * 86_400,
         ge=0,
         le=MAX_EPISODE_SECONDS,
-        description="longest time that a batch may give a person's episode; 0: only batches for "
-        "episodes that take no person's time",
+        description="longest time that a batch may give a person's episode",
     )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
@@ -249,11 +248,9 @@ class Settings(RoleSettings):
 
 
 class AppSettings(Settings):
-    """Settings of the nodes inside an app, which names its users itself (`participant`)."""
+    """Settings of nodes inside an app, which names its users: ``users_file`` is not read."""
 
     def _check_users(self) -> None:
-        if self.simulated_users:
-            raise ValueError("an app names its users: simulated_users must not be true")
         if self.users_key_file is None:
             raise ValueError(f"an app {NEEDS_KEY}")
 

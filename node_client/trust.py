@@ -51,13 +51,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import (
-    MESSAGES,
-    check_episode_seconds,
-    check_epoch,
-    check_guarantee,
-    check_trust,
-)
+from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -108,8 +102,7 @@ def accept(
     verify_countersign(demands.shuffler_key, context.digest, batch_key, signed.shuffler_signature)
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
-    check_expiry(descriptor, now, demands.max_seconds)
-    check_episode_seconds(descriptor, demands.max_episode_seconds)
+    check_expiry(descriptor, now, demands.max_seconds, demands.max_episode_seconds)
     check_trust(descriptor, demands.trust_models, demands.aggregations)
     check_epoch(descriptor, demands.shortest_epoch, now)
     _check_content(descriptor, demands)
@@ -119,13 +112,21 @@ def accept(
     return AcceptedBatch(context, batch_key, account)
 
 
-def check_expiry(descriptor: BatchDescriptor, now: float, longest: float = math.inf) -> None:
-    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it is open too long."""
-    end = descriptor.expires_at
+def check_expiry(
+    descriptor: BatchDescriptor, now: float, longest: float = math.inf, episode: float = math.inf
+) -> None:
+    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it or an episode is long.
+
+    An episode may take at most ``episode`` seconds.
+    """
+    end, seconds = descriptor.expires_at, descriptor.episode_seconds or 0
     if now >= end:
         raise RemoteError("late", f"the batch expired at {end}, it is {now:.0f}")
     if end > now + longest:
         detail = f"open until {end}, it is {now:.0f}; at most {longest} s are allowed"
+        raise RemoteError("wrong-size", detail)
+    if seconds > episode:
+        detail = f"an episode may take {seconds} s; at most {episode} are allowed"
         raise RemoteError("wrong-size", detail)
 
 

@@ -97,15 +97,10 @@ class Users:
         self._write("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
         return users + fresh
 
-    def admit(self, node: str, user: str) -> bool | None:
-        """Returns whether a user was asked before; None if users are listed, but not this one.
-
-        If users are not listed, adds one whom an app names for the first time.
-        """
-        if self._simulated:
-            self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", [(user, node)])
-        rows = self._rows("SELECT asked FROM users WHERE user = ?", (user,))
-        return bool(rows[0][0]) if rows else None
+    def admit(self, node: str, user: str) -> bool:
+        """Adds a user whom an app names, if new; returns whether they may still be asked."""
+        self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", [(user, node)])
+        return not self._rows("SELECT asked FROM users WHERE user = ?", (user,))[0][0]
 
     def mark_asked(self, users: Iterable[str]) -> None:
         """Records durably that these users' episodes are about to be run."""

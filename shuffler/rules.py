@@ -39,13 +39,7 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import (
-    MESSAGES,
-    check_episode_seconds,
-    check_epoch,
-    check_guarantee,
-    check_trust,
-)
+from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
@@ -151,7 +145,9 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
     if d.expires_at > now + (most := demands.max_batch_seconds):
         open_now = f"the batch is open until {d.expires_at}, it is {now}"
         raise RemoteError("wrong-size", f"{open_now}; at most {most} seconds are allowed here")
-    check_episode_seconds(d, demands.max_episode_seconds)
+    if (seconds := d.episode_seconds or 0) > (most := demands.max_episode_seconds):
+        detail = f"an episode may take {seconds} seconds; at most {most} are allowed here"
+        raise RemoteError("wrong-size", detail)
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 

@@ -110,7 +110,7 @@ class Settings(ServerSettings):
         ge=0,
         le=MAX_EPISODE_SECONDS,
         description="longest time that a descriptor may give a person's episode; a slot that is "
-        "taken and not used is free again only after it; 0: only leases of LEASE_SECONDS",
+        "taken and not used is free again only after it",
     )
     max_upload_bytes: int = Field(
         default=64 << 20, ge=1 << 12, description="largest upload, in bytes"

@@ -185,8 +185,7 @@ class BatchDescriptor(Document):
     """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws.
 
     ``support`` and ``homogeneous`` repeat what is declared of the environment: which transitions
-    are possible, and whether all steps are alike. Only learners use the second. A field that is
-    left out of the document at its default keeps the bytes of batches that do not use it.
+    are possible, and whether all steps are alike. Only learners use the second.
     """
 
     version: Literal[1] = 1

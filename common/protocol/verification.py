@@ -58,13 +58,6 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
         raise RemoteError("epoch-refused", f"{ahead}; only this epoch and the next are allowed")
 
 
-def check_episode_seconds(descriptor: BatchDescriptor, most: int) -> None:
-    """Raises RemoteError ``wrong-size`` if an episode may take longer than ``most`` seconds."""
-    if (seconds := descriptor.episode_seconds or 0) > most:
-        detail = f"an episode may take {seconds} seconds; at most {most} are allowed here"
-        raise RemoteError("wrong-size", detail)
-
-
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
     """Returns what the accountant must know of a batch, at a given dishonest fraction."""
     return BatchEvent(
