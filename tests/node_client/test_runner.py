@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,37 @@ from riffle.node_client.pipeline import Totals
 from riffle.node_client.runner import request_size
 from riffle.node_client.sealing import SealKeys
 from riffle.node_client.users import Users
-from tests.node_client import world
-from tests.node_client.fake_shuffler import FOREIGN
+from tests.node_client import running, world
+from tests.node_client.fake_shuffler import FOREIGN, FakeShuffler
 from tests.node_client.running import Failing, in_thread, node_ids, serve, shuffler
 from tests.node_client.test_users import count_asked
+
+
+@pytest.fixture(autouse=True)
+def log_of_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Whatever a test of this file does to a node, the node's log names no user, lease or token.
+
+    The first few leases, and users of some tests, have the ids of nodes, which a node may log.
+    """
+    fakes: list[FakeShuffler] = []
+
+    def made(*args: Any, **settings: Any) -> FakeShuffler:
+        fakes.append(running.shuffler(*args, **settings))
+        return fakes[-1]
+
+    monkeypatch.setattr(sys.modules[__name__], "shuffler", made)
+    caplog.set_level(logging.DEBUG, "riffle")
+    yield
+    text = "\n".join(record.getMessage() for record in caplog.get_records("call"))
+    batches = [batch for fake in fakes for batch in fake.batches.values()]
+    private = {user for fake in fakes for users in fake.served.values() for user in users}
+    private |= {user for fake in fakes for user in fake.reported | fake.elsewhere}
+    private |= {lease for batch in batches for lease in batch.ends}
+    private |= {f"token-{name}" for name in node_ids(8)}
+    assert not [word for word in private.difference(node_ids(8)) if word in text]
+    assert '"slot"' not in text
 
 
 def test_batches_fill_and_every_node_takes_part(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """Every way in which a batch ends: what is spent, erased and answered."""
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import func, select
 
 from riffle.common.protocol.descriptor import batch_id
+from riffle.common.server.at_rest import StorageCipher
 from riffle.shuffler.store.schema import declined, report_keys, reports, sums
 from tests.shuffler.conftest import Api, both_aggregations, problem
 from tests.shuffler.test_reports import refusals
-from tests.shuffler.world import OPERATOR_TOKEN, Batch, user
+from tests.shuffler.world import OPERATOR_TOKEN, SHUFFLER_KEY, Batch, user
 
 RETENTION = 1_000
-FULL = ("sealed", "forwarded", "erased", "retired")
+NAME = "signing key"
+FULL = ("sealed", "forwarded", "erased", "retired", "untaken")
 SHORT = ("abandoned", "expired", "lost")
-OVER = ("erased", "retired", *SHORT)
+OVER = ("erased", "retired", "untaken", *SHORT)
 
 
 def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
@@ -30,9 +33,9 @@ def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
         api.restart()
     elif how == "erased":
         api.finish(batch)
-    elif how == "forwarded":
+    elif how in ("forwarded", "untaken"):
         assert api.messages(batch).status_code == 200
-    elif how != "sealed":
+    if how in ("expired", "retired", "untaken"):
         api.clock.now += 3_600 if how == "expired" else RETENTION
     return frames[sent:]
 
@@ -81,7 +84,7 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     api.restart(retention_seconds=RETENTION)
     batch = api.deposit()
     late = end(api, batch, how)
-    assert api.status(batch)["state"] == ("erased" if how == "erased" else "abandoned")
+    assert api.status(batch)["state"] == ("erased" if how in ("erased", "untaken") else "abandoned")
     assert api.status(batch)["declined"] == []
     with api.core._store.engine.connect() as store:
         for table in (reports, sums, report_keys, declined):
@@ -90,3 +93,33 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     assert problem(api.messages(batch)) == "late"
     assert set(api.outcomes(batch, late)) == {"late"} if late else True
     assert list((api.directory / "data/secrets").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", [None, "ab" * 32], ids=["in clear", "storage key"])
+def test_with_a_storage_key_no_file_has_a_batchs_secret_in_clear(api: Api, key: str | None) -> None:
+    """Over the whole life of two batches. Without a storage key this search does find them."""
+    if key is not None:
+        signing = api.directory / "sealed.key"
+        signing.write_bytes(
+            StorageCipher(bytes.fromhex(key)).seal(SHUFFLER_KEY.hex().encode(), NAME)
+        )
+        api.restart(storage_key=SecretStr(key), signing_key_file=signing)
+    batches, found = [api.deposit(), api.deposit(deployment=1)], set()
+    secrets = [api.core._vault.get(batch.batch_id) for batch in batches]
+    hidden = {part for one in secrets for part in (one.outer.private, one.permutation)}
+
+    def look() -> None:
+        for file in api.settings.data_dir.rglob("*"):
+            if file.is_file():
+                data = file.read_bytes()
+                found.update(part for part in hidden if part in data or part.hex().encode() in data)
+
+    look()
+    api.fill(batches[0])
+    api.leases(batches[1], [user(8)])
+    look()
+    api.finish(batches[0])
+    api.restart()
+    api.abandon(batches[1])
+    look()
+    assert found == (hidden if key is None else set())

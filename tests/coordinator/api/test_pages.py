@@ -29,7 +29,11 @@ def test_the_page_is_confined(api: Api) -> None:
 
 def test_every_file_is_served_and_nothing_else(api: Api) -> None:
     for name, path in _files().items():
-        assert api.client.get(f"/page/{name}").content == path.read_bytes()
+        answer = api.client.get(f"/page/{name}")
+        assert answer.content == path.read_bytes()
+        known = api.client.get(f"/page/{name}", headers={"If-None-Match": answer.headers["ETag"]})
+        for each in (answer, known):
+            assert {header: each.headers[header] for header in HEADERS} == HEADERS, name
     unserved = [path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in TYPES]
     assert not unserved
     for name in ("../pages.py", "%2e%2e/pages.py", "nothing.js", "", "vendor"):

@@ -1,6 +1,7 @@
 """From deployments to descriptors, where sizes are large."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -8,11 +9,13 @@ from hypothesis import strategies as st
 
 from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import Noise
+from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.coordinator.batches.issue import MAX_BATCH_BYTES, Issuer, calibrated
 from riffle.coordinator.learners.registry import Registry, batches
+from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.specs import RunSpec
@@ -149,6 +152,25 @@ def test_a_batch_without_a_slot_for_an_owner_is_refused(n: int) -> None:
     with pytest.raises(RemoteError, match="n must be at least 20") as caught:
         issuer.check(spec, n, None)
     assert caught.value.slug == "batch-too-small"
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"aggregation": "sums"}, {"trust": "local"}, {"trust": "central"}]
+)
+@pytest.mark.parametrize(("share", "gamma"), [(0.05, 0.1), (0.1, 0.1), (1.0, 0.1)])
+def test_every_descriptor_has_the_coordinators_share_and_the_runs_promise(
+    share: float, gamma: float, changes: dict[str, Any]
+) -> None:
+    """In later batches, too."""
+    issuer = Issuer("shuffler-1", lambda: "00" * 32, lambda: 0.0, share)
+    wanted = _spec(dishonest_fraction=gamma, horizon=1, **changes)
+    zero = Mixture.single([[0] * wanted.states])
+    for index in range(2):
+        deployment = Deployment(0, "manual", zero, 400, None)
+        made = issuer.issue(RUN, wanted, deployment, index=index, step=index).descriptor
+        assert made.owner_share == share
+        assert made.guarantee.dishonest_fraction == gamma
+        assert (made.trust, made.aggregation) == (wanted.trust, wanted.aggregation)
 
 
 def test_a_run_with_a_gamma_below_the_share_is_refused(api: Api) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import count
-from riffle.common.protocol.descriptor import BatchDescriptor, parse
+from riffle.common.protocol.descriptor import BatchDescriptor, batch_id, parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import open_each
 from riffle.coordinator.batches.analyzer import OpenedBatch
-from riffle.coordinator.batches.counts import private_counts
+from riffle.coordinator.batches.counts import CountCheck, private_counts
 from riffle.coordinator.batches.ledger import planned, spent
 from riffle.coordinator.learners.registry import Registry, problem
 from riffle.coordinator.learning.learner import BatchCounts, LearnerError, StageResult
@@ -84,6 +84,31 @@ def assert_one_draw(directory: Path, shown: dict[str, list[list[int]]]) -> None:
             assert store.released(RUN, row.index) is None, "settled, so kept in one place only"
 
     read(directory, look)
+
+
+@pytest.mark.parametrize("trust", ["local", "central"])
+@pytest.mark.parametrize(("broken", "state"), [(2, "counted"), (3, "rejected")])
+def test_dishonest_reports_past_gamma_reject_a_batch_under_every_trust_model(
+    broken: int, state: str, trust: str, tmp_path: Path, shown: dict[str, list[list[int]]]
+) -> None:
+    """gamma = 10 % of 20 reports is two, and a report is one message."""
+    shuffler = FakeShuffler()
+    shuffler.broken = {0: broken}
+    run_to_end(parts(tmp_path, shuffler), spec(trust=trust, reissues=0))
+    result = outcome(tmp_path)
+    assert result["states"][0][0] == state
+    assert (0 in result["histograms"]) == (batch_id(RUN, 0) in shown) == (state == "counted")
+
+
+@pytest.mark.parametrize("trust", ["shuffle", "local", "central"])
+def test_marked_counts_of_messages_are_used_all_the_same(
+    trust: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "check", lambda *_, **__: CountCheck("total", 9.0, 0.0))
+    run_to_end(parts(tmp_path, FakeShuffler()), spec(trust=trust, reissues=0))
+    result = outcome(tmp_path)
+    assert {state for state, _, _ in result["states"]} == {"counted"}
+    assert [entry.check.suspicious for entry in result["ledger"]] == [True, True]
 
 
 @both_engines
