@@ -104,7 +104,8 @@ def test_with_a_storage_key_no_file_has_a_batchs_secret_in_clear(api: Api, key: 
             StorageCipher(bytes.fromhex(key)).seal(SHUFFLER_KEY.hex().encode(), NAME)
         )
         api.restart(storage_key=SecretStr(key), signing_key_file=signing)
-    batches, found = [api.deposit(), api.deposit(deployment=1)], set()
+    batches = [api.deposit(), api.deposit(deployment=1)]
+    found: set[bytes] = set()
     secrets = [api.core._vault.get(batch.batch_id) for batch in batches]
     hidden = {part for one in secrets for part in (one.outer.private, one.permutation)}
 
