@@ -330,6 +330,9 @@ def test_a_deposit_names_a_pinned_analyzer_key_where_any_is_pinned(api: Api) -> 
     assert api.put(descriptor_bytes()).status_code == 201
     pins.write_text("ab" * 32)  # after a rotation the same deposit again is still the same
     assert api.put(descriptor_bytes()).status_code == 200
+    for _ in range(2):
+        assert problem(api.put(descriptor_bytes(deployment=1))) == "outdated-key"
+        api.restart()
 
 
 def test_an_upload_sealed_to_another_batch_key_is_refused(api: Api) -> None:

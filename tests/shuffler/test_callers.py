@@ -1,6 +1,7 @@
 """The callers of each route and their rate limits."""
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -187,6 +188,19 @@ def test_a_node_that_asks_too_often_is_told_when_to_come_back(api: Api) -> None:
     assert 1 <= int(slower.headers["Retry-After"]) <= 2
     _, other = api.enrol(10)
     assert api.call("GET", "/batches", other).status_code == 200
+
+
+def test_each_node_has_few_requests_under_way(api: Api) -> None:
+    api.restart(node_requests_at_once=1)
+    _, other = api.enrol(10)
+    batch = api.deposit()
+    with api.core.callers.request(api.node_id, time.monotonic()):
+        for method, path, callers in ROUTES:
+            if "node" in callers:
+                here = path.replace(ID, batch.batch_id)
+                assert problem(api.call(method, here, api.token)) == "too-many-requests"
+        assert api.call("GET", "/batches", other).status_code == 200
+    assert api.call("GET", "/batches", api.token).status_code == 200
 
 
 def test_a_node_that_reports_too_fast_loses_no_report(

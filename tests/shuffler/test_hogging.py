@@ -50,6 +50,32 @@ def test_an_owner_waits_longer_each_time(api: Api) -> None:
     assert granted == [0, 2, 6, 14, 30]
 
 
+def test_all_nodes_of_an_owner_wait_also_after_a_restart(api: Api) -> None:
+    batch = api.deposit_shared(0.5)
+    _, fellow = api.enrol(100, "owner")
+    assert len(ask(api, batch, 0, 4, api.token)) == 4
+    api.clock.now += LIFE
+    later, other = api.enrol(100, "owner")[1], api.enrol(100)[1]
+    for _ in range(2):
+        for token in (api.token, fellow, later):
+            assert ask(api, batch, 10, 4, token) == []
+        api.restart()
+    assert len(ask(api, batch, 20, 4, other)) == 4
+    api.clock.now += LIFE
+    assert len(ask(api, batch, 10, 4, fellow)) == 4, "the wait of the owner is over"
+
+
+def test_asking_again_makes_no_lease_longer(api: Api) -> None:
+    batch = api.deposit_shared(0.5)
+    people = [user(number) for number in range(4)]
+    held = api.leases(batch, people)
+    for _ in range(2):
+        api.clock.now += LIFE // 2 - 1
+        assert api.leases(batch, people) == held
+    api.clock.now += 2
+    assert refusals(api, batch, people) == ["share-exceeded"] * 4, "they have lapsed"
+
+
 def test_an_owner_whose_leases_lapse_seldom_need_not_wait(api: Api) -> None:
     batch, other = api.deposit_shared(0.5, 40), api.deposit_shared(0.5, 40, deployment=1)
     leases = ask(api, batch, 0, 11, api.token)

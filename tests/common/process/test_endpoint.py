@@ -22,8 +22,14 @@ from riffle.deploy.network.certificates import make_authority
 
 def test_loopback_hosts_and_urls() -> None:
     assert all(is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost"))
-    others = ("10.0.0.1", "0.0.0.0", "example.org", "localhost.example.org", "")  # noqa: S104
-    assert not any(is_loopback(host) for host in others)
+    others = (
+        *("10.0.0.1", "0.0.0.0", "126.255.255.255", "128.0.0.1", "::", "::2", ""),  # noqa: S104
+        *("example.org", "localhost.example.org", "127.0.0.1.example.org", "notlocalhost"),
+        *("localhost-1", "127", "0", "1.127.0.0.1", "fe80::1"),
+    )
+    assert [host for host in others if is_loopback(host)] == []
+    urls = (f"http://[{host}]:1" if ":" in host else f"http://{host}:1" for host in others)
+    assert [url for url in urls if is_loopback_url(url)] == []
     assert is_loopback_url("http://[::1]:8401")
     assert not is_loopback_url("http://127.0.0.1.example.org")
 

@@ -132,6 +132,7 @@ def test_show_a_run_and_its_tables(network: Path) -> None:
     text = riffle(network, "show", "small").stdout
     assert "policy, step 1: 0 0" in text
     assert "finished" in text
+    assert re.search(r"suspicious_batches\W+0", text)
     shown = document(network, "show", "small")
     assert shown["result"]["episodes"] == 40
     first = rows(riffle(network, "show", "small", "--format", "csv"))
@@ -140,6 +141,7 @@ def test_show_a_run_and_its_tables(network: Path) -> None:
         assert len(document(network, "show", "small", "--table", name)[name]) == count
         table = rows(riffle(network, "show", "small", "--table", name, "--format", "csv"))
         assert len(table) == count
+        assert name != "ledger" or {row["suspicious"] for row in table} == {"False"}
     text = riffle(network, "show", "small", "--table", "ledger").stdout
     assert re.search(r" 20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ ", text), "times are for people"
     assert "e+09" not in text
