@@ -4,7 +4,8 @@ import asyncio
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 
 from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.verification import read_pins
@@ -13,7 +14,7 @@ from riffle.node_client.pipeline import Pipeline, Seal, Totals
 from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
-from riffle.node_client.shuffler_client import ShufflerClient, open_client
+from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_client
 from riffle.node_client.users import Users
 
 # Chunks in progress: all workers seal the same one, in 16 tasks or more. Meanwhile one waits to be
@@ -34,53 +35,46 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> T
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
     """Serves until ``stop`` is set, and counts reports in ``totals``. Raises as `run` does."""
     environment = settings.make_environment()
-    users = Users(settings.state_dir, settings.users(), settings.users_key)
-    chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
-    try:
-        with SealingPool(settings.workers) as pool:
-            async with open_client(settings.shuffler_url, settings.ca_file) as client:
-                shuffler = ShufflerClient(client)
-                runner = make_runner(
-                    settings, environment, pool.seal, shuffler, users, totals, chunks=chunks
-                )
-                await runner.run(stop)
-    finally:
-        users.close()
+    with SealingPool(settings.workers) as pool:
+        async with open_nodes(settings, environment, pool.seal, totals) as runner:
+            await runner.run(stop)
 
 
-def make_runner(
+@asynccontextmanager
+async def open_nodes(
     settings: Settings,
     environment: Environment,
     seal: Seal,
-    shuffler: ShufflerClient,
-    users: Users,
-    totals: Totals | None = None,
-    *,
-    chunks: int = 1,
+    totals: Totals,
     clock: Callable[[], float] = time.time,
-) -> Runner:
-    """Returns the nodes of one process, with at most ``chunks`` chunks on their way."""
-    pipeline = Pipeline(
-        environment=environment,
-        seal=seal,
-        shuffler=shuffler,
-        users=users,
-        totals=totals or Totals(),
-        capacity=asyncio.Semaphore(chunks),
-        test_entry=settings.test_entry and settings.loopback,
-        episode_share=settings.episode_share,
-        clock=clock,
-    )
-    return Runner(
-        nodes=deque(NodeState(credential) for credential in settings.credentials()),
-        demands=settings.demands(environment),
-        pipeline=pipeline,
-        users_a_request=settings.users_a_request,
-        users_file=settings.users_file,
-        read_users=settings.users,
-        pins=lambda: read_pins(settings.analyzer_keys_file),
-        clock=clock,
-    )
+) -> AsyncIterator[Runner]:
+    """Opens the users' file and the client of the nodes of one process. Raises as `run` does."""
+    demands = settings.demands(environment)
+    users = Users(settings.state_dir, settings.users(), settings.users_key)
+    chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
+    with closing(users):
+        async with open_client(settings.shuffler_url, settings.ca_file) as client:
+            pipeline = Pipeline(
+                environment=environment,
+                seal=seal,
+                shuffler=ShufflerClient(client, Backoff(clock=clock)),
+                users=users,
+                totals=totals,
+                capacity=asyncio.Semaphore(chunks),
+                test_entry=settings.test_entry and settings.loopback,
+                episode_share=settings.episode_share,
+                clock=clock,
+            )
+            yield Runner(
+                nodes=deque(NodeState(credential) for credential in settings.credentials()),
+                demands=demands,
+                pipeline=pipeline,
+                users_a_request=settings.users_a_request,
+                users_file=settings.users_file,
+                read_users=settings.users,
+                pins=lambda: read_pins(settings.analyzer_keys_file),
+                clock=clock,
+            )
 
 
 async def _run_until_signal(settings: Settings, on_start: Callable[[], None]) -> Totals:

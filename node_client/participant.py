@@ -21,13 +21,12 @@ from riffle.common.protocol.wire import Lease, UploadReply
 from riffle.node_client.environments.tabular import Declaration
 from riffle.node_client.episode import encode_episode, policy_word
 from riffle.node_client.episodes import RecordedEpisode, Row, UserLease
-from riffle.node_client.main import make_runner
-from riffle.node_client.pipeline import Job
+from riffle.node_client.main import open_nodes
+from riffle.node_client.pipeline import Job, Totals
 from riffle.node_client.runner import DRAIN_SECONDS, RETRY_SECONDS, NodeState
 from riffle.node_client.sealing import seal_in_thread
 from riffle.node_client.settings import JOURNAL, AppSettings
-from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_client
-from riffle.node_client.users import Users, opaque_id
+from riffle.node_client.users import opaque_id
 
 LONGEST_SLEEP = 60.0
 """A sleeping machine stops timers, so the clock is read again at this interval (seconds)."""
@@ -72,17 +71,13 @@ class Participant(AsyncExitStack):
         return self
 
     async def _open(self) -> None:
-        s = self._settings
-        self._users = users = Users(s.state_dir, None, s.users_key)
-        self.callback(users.close)
-        client = await self.enter_async_context(open_client(s.shuffler_url, s.ca_file))
-        shuffler = ShufflerClient(client, Backoff(clock=self._clock))
-        made = make_runner(s, self._shape, seal_in_thread, shuffler, users, clock=self._clock)
-        self._runner, self._pipeline = made, made.pipeline
+        opened = open_nodes(self._settings, self._shape, seal_in_thread, Totals(), self._clock)
+        made = await self.enter_async_context(opened)
+        self._runner, self._pipeline, self._users = made, made.pipeline, made.pipeline.users
         self._nodes = {node.credential.node_id: node for node in made.nodes}
         self.push_async_callback(self._end)
-        for row in map(Row.model_validate_json, users.episodes()):
-            users.mark_asked([row.lease.user])
+        for row in map(Row.model_validate_json, self._users.episodes()):
+            self._users.mark_asked([row.lease.user])
             self._hold(row)
 
     async def _end(self) -> None:

@@ -254,6 +254,9 @@ class AppSettings(Settings):
         if self.users_key_file is None:
             raise ValueError(f"an app {NEEDS_KEY}")
 
+    def users(self) -> None:
+        """Returns None: users are not listed."""
+
 
 _USERS = TypeAdapter(dict[Hex16, list[OwnId]])
 _CREDENTIALS = TypeAdapter(list[Credential])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.node_client import participant as module
+from riffle.node_client import main as module
 from riffle.node_client.episode import PreparedBatch, encode_episode
 from riffle.node_client.episodes import UserLease
 from riffle.node_client.participant import Participant
