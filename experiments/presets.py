@@ -149,10 +149,7 @@ def customize(
     try:
         spec = RunSpec.model_validate(values)
     except ValidationError as error:
-        fault = first_fault(error)
-        given = values.get(fault.partition(":")[0])
-        quoted = "" if given is None or isinstance(given, dict) else f", not {given!r}"
-        raise ValueError(f"{fault}{quoted}") from error
+        raise ValueError(first_fault(error)) from error
     preset = Preset(spec, chosen_parameters, base.nodes, {}, because, own_environment=own)
     if not isinstance(learner, str):
         return replace(preset, own_learner=learner)
