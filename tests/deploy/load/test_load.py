@@ -123,6 +123,14 @@ def test_options_of_an_own_network_are_refused_with_another(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_search_for_the_capacity_spares_a_network_that_is_up(tmp_path: Path) -> None:
+    arguments = command(tmp_path / "out", *SHORT, "--find-capacity", "--network", str(tmp_path))
+    result = CliRunner().invoke(build(arguments), arguments)
+    assert result.exit_code == 2
+    assert "--find-capacity would overload the network" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_earlier_results_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{}")
     arguments = command(tmp_path, "--nodes", "2", "--rate", "1", "--duration", "5")
