@@ -9,10 +9,16 @@ from riffle.common.server.at_rest import StorageCipher
 from riffle.shuffler.store.schema import declined, report_keys, reports, sums
 from tests.shuffler.conftest import Api, both_aggregations, problem
 from tests.shuffler.test_reports import refusals
-from tests.shuffler.world import OPERATOR_TOKEN, SHUFFLER_KEY, Batch, user
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    OPERATOR_TOKEN,
+    SHUFFLER_KEY,
+    Batch,
+    descriptor_bytes,
+    user,
+)
 
 RETENTION = 1_000
-NAME = "signing key"
 FULL = ("sealed", "forwarded", "erased", "retired", "untaken")
 SHORT = ("abandoned", "expired", "lost")
 OVER = ("erased", "retired", "untaken", *SHORT)
@@ -95,14 +101,39 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     assert list((api.directory / "data/secrets").iterdir()) == []
 
 
+@both_aggregations
+@pytest.mark.parametrize("how", [*FULL, *SHORT])
+def test_every_end_is_final_and_tells_the_coordinator_no_count(api: Api, how: str) -> None:
+    """The batch's id gets no second descriptor, key or list entry, and the store is not reset."""
+    api.restart(retention_seconds=RETENTION)
+    batch = api.deposit()
+    late = end(api, batch, how)
+    state = api.status(batch)["state"]
+    for _ in range(2):
+        again = api.put(batch.data)
+        assert (again.status_code, again.json()["batch_key"]) == (200, batch.batch_key.hex())
+        other = descriptor_bytes(expires_at=int(api.clock.now) + 100, **api.fields)
+        assert problem(api.put(other)) == "descriptor-conflict"
+        assert api.call("GET", "/deposits", COORDINATOR_TOKEN).json() == {"open": []}
+        assert api.call("GET", "/batches", api.token).json()["batches"] == []
+        assert api.status(batch)["state"] == state
+        api.restart()
+    seen = api.status(batch, COORDINATOR_TOKEN)
+    assert [seen[name] for name in ("reports", "leased", "dropped")] == [None] * 3
+    path = f"/batches/{batch.batch_id}/conservation"
+    record = api.call("GET", path, COORDINATOR_TOKEN).json()
+    told = {name for name, value in record.items() if value is not None}
+    secret = {"accepted", "held", "forwarded", "dropped", "rejected", "messages", "fill_tenths"}
+    assert told.isdisjoint(secret if late else {"rejected"})
+
+
 @pytest.mark.parametrize("key", [None, "ab" * 32], ids=["in clear", "storage key"])
 def test_with_a_storage_key_no_file_has_a_batchs_secret_in_clear(api: Api, key: str | None) -> None:
     """Over the whole life of two batches. Without a storage key this search does find them."""
     if key is not None:
         signing = api.directory / "sealed.key"
-        signing.write_bytes(
-            StorageCipher(bytes.fromhex(key)).seal(SHUFFLER_KEY.hex().encode(), NAME)
-        )
+        cipher = StorageCipher(bytes.fromhex(key))
+        signing.write_bytes(cipher.seal(SHUFFLER_KEY.hex().encode(), "signing key"))
         api.restart(storage_key=SecretStr(key), signing_key_file=signing)
     batches = [api.deposit(), api.deposit(deployment=1)]
     found: set[bytes] = set()

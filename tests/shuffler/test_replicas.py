@@ -39,6 +39,7 @@ def test_a_batch_fills_and_ends_through_both_replicas(api: Api, other: Api) -> N
     assert multiset(batch.rows(released.content)) == multiset(batch.rows(b"".join(sent)))
     assert api.finish(batch) == batch.rows(released.content)
     assert [one.status(batch)["state"] for one in (api, other)] == ["erased"] * 2
+    assert [problem(one.messages(batch)) for one in (api, other)] == ["late"] * 2
 
 
 def test_a_report_sent_to_both_at_once_is_counted_once(api: Api, other: Api) -> None:

@@ -68,6 +68,7 @@ def test_the_promise_ends_at_gamma_under_every_trust_model(
     L = d.padding.messages
     within = [spent(d, failed).within_promise for failed in (0, most * L, most * L + 1, n * L)]
     assert within == [True, True, False, False]
+    assert spent(d, 0).dishonest == most, "as many reports of sums may be without data"
     assert spent(d, most * L) == planned(d)
 
 
