@@ -300,8 +300,7 @@ def sweep(
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
     rows = Rows(None if out is None else Path(out) / "rows.jsonl")
-    cores = workers or os.cpu_count() or 1
-    run_all(jobs, rows, Backend(cores, address), lambda _: None)
+    run_all(jobs, rows, Backend(workers or os.cpu_count() or 1, address), lambda _: None)
     result = Sweep(figure, gather(figure, rows, seeds), seeds)
     if out is not None:
         result.save(out)

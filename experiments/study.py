@@ -182,13 +182,13 @@ def _exact(spec: RunSpec, run: Run, mdp: TabularMDP) -> dict[str, Any]:
 
 
 def _recorded(spec: RunSpec) -> dict[str, Constant]:
-    support = "none" if spec.support is None else "declared"
-    declared: dict[str, Constant] = {"homogeneous": spec.homogeneous, "support": support}
-    known: dict[str, Constant] = {"families": spec.families, "delta": spec.delta, **declared}
+    known: dict[str, Constant] = {"families": spec.families, "delta": spec.delta}
+    known["homogeneous"] = spec.homogeneous
+    known["support"] = "none" if spec.support is None else "declared"
     if spec.learner in NOT_PRIVATE:
         return known
-    noise = str(CALIBRATIONS[spec.calibration])
-    return known | {"epsilon": spec.epsilon, "beta": spec.beta, "calibration": noise}
+    known["calibration"] = CALIBRATIONS[spec.calibration]
+    return known | {"epsilon": spec.epsilon, "beta": spec.beta}
 
 
 def _any_eliminated(run: Run) -> bool | None:

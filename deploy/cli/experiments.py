@@ -119,7 +119,6 @@ def sweep_command(
             line(f"runs to compute: {total}")
 
         made = make(order, lambda _: shown.step(), begin)
-    # A figure's table lists missing results and the reasons.
     written = [
         figure | {kind: str(out / f"{figure['figure']}.{ending}") for kind, ending in FILES.items()}
         for figure in made

@@ -30,7 +30,6 @@ SPEC_CALIBRATIONS = {name: in_spec for in_spec, name in CALIBRATIONS.items()}
 COMPILED = frozenset({*PER_EPISODE, *ALGORITHMS})
 """Learners whose loops numba compiles when they first run on a machine."""
 ADVERSARIAL_EPISODES = 2_000
-BAND = "95 % band,"
 T = TypeVar("T")
 Simulated = tuple[Result, dict[str, Any]]
 
@@ -158,7 +157,7 @@ def rounded(mean: float | None, interval: list[float] | None, seeds: int) -> str
     half = (interval[1] - interval[0]) / 2
     digits = max(1 - math.floor(math.log10(half)), 0) if half else 0
     low, high = (f"{round(end, digits) + 0.0:,.{digits}f}" for end in interval)
-    return f"{mean:,.{digits}f} [{low}, {high}] ({BAND} {seeds} seeds)"
+    return f"{mean:,.{digits}f} [{low}, {high}] (95 % band, {seeds} seeds)"
 
 
 def policy_rows(result: Result) -> tuple[list[str], list[list[object]]]:

@@ -132,12 +132,9 @@ def _curve(curve: Series) -> dict[str, Any]:
 
 def _run(point: Point) -> dict[str, Any]:
     fields = {name: getattr(point.run, name) for name in Run.__dataclass_fields__}
-    fields |= {
-        "learner": label_of(point.run.learner),
-        "environment": label_of(point.run.environment),
-    }
-    run = fields | {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
-    return run | ({"seconds": point.seconds} if point.rows else {})
+    fields |= {name: label_of(fields[name]) for name in ("learner", "environment")}
+    fields |= {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
+    return fields | ({"seconds": point.seconds} if point.rows else {})
 
 
 def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
