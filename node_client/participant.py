@@ -128,9 +128,7 @@ class Participant(AsyncExitStack):
         for refusal in reply.refused:
             if refusal.problem in {"user-unavailable", "quota-exceeded"}:
                 raise _refusal(refusal.problem)
-        L, timing = job.keys.messages, self._pipeline.timing
-        in_time = timing.in_time(leases, L, self._clock(), job.episode_seconds)
-        return in_time[0] if in_time else None
+        return next(iter(self._pipeline.in_time(job, leases)), None)
 
     def _begin(self, node: NodeState, job: Job, lease: Lease) -> Row:
         """Records the lease, then marks the user as asked: a crash in between loses nobody."""
@@ -211,8 +209,9 @@ class Participant(AsyncExitStack):
             )
         if row.batch_key != job.keys.batch_key.hex():
             raise RemoteError("outdated-key", "the batch has another key than the stored report")
-        sealed = bytes.fromhex(row.sealed)
-        return await job.upload(self._pipeline.shuffler, credential.token, [row.lease], sealed)
+        return await job.upload(
+            self._pipeline.shuffler, credential.token, [row.lease], bytes.fromhex(row.sealed)
+        )
 
     def _is_held(self, held: UserLease) -> bool:
         return self._held.get(held.row.lease.user) is held

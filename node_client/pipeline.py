@@ -241,7 +241,7 @@ class Pipeline:
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
             await self.capacity.acquire()
-            chunk = self._in_time(job, leases[start : start + step])
+            chunk = self.in_time(job, leases[start : start + step])
             self.timing.under_way += len(chunk)
             try:
                 encoded = await self._encode(job, chunk) if chunk else None
@@ -272,7 +272,7 @@ class Pipeline:
         self.timing.under_way -= len(chunk)
         self.capacity.release()
 
-    def _in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
+    def in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
         """Returns leases whose reports can be in time; called before users are marked as asked."""
         L, now = job.keys.messages, self.clock()
         chosen = self.timing.in_time(leases, L, now, job.episode_seconds)
