@@ -85,7 +85,7 @@ MAX_REQUESTS_AT_ONCE = 8_192
 
 D = TypeVar("D", bound=Document)
 
-router = APIRouter()
+router, open_router = APIRouter(), APIRouter()
 
 
 class LongPoll(BaseModel):
@@ -129,6 +129,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
     app = make_app("Riffle shuffler", JOURNAL, metrics.requests, lifespan, inner)
     app.state.authenticator = authenticator(settings)
     app.include_router(router)
+    app.include_router(open_router)
     return app
 
 
@@ -285,19 +286,19 @@ async def revoke(node_id: Hex16, core: Core) -> None:
     await core.revoke(node_id)
 
 
-@router.get("/v1/identity")
+@open_router.get("/v1/identity")
 async def identity(core: Core) -> ShufflerIdentity:
     """Returns the shuffler's id and public key, to compare with the pinned ones."""
     return core.identity
 
 
-@router.get("/livez")
+@open_router.get("/livez")
 async def livez() -> dict[str, str]:
     """Answers as long as the process runs."""
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@open_router.get("/readyz")
 async def readyz(core: Core) -> dict[str, str]:
     """Answers 200 if store and secrets can be written."""
     await core.ready()
@@ -324,23 +325,18 @@ _PROBLEMS = {
     "wrong-size outdated-key trust-refused epoch-refused batch-too-small test-entry-refused "
     "weak-guarantee",
     "list_batches": "malformed",
-    "descriptor": "malformed unknown-batch",
     "lease": "malformed too-large unknown-batch",
     "decline": "malformed too-large unknown-batch",
     "upload": "malformed too-large wrong-size outdated-key unknown-batch",
-    "status": "malformed unknown-batch",
-    "deposits": "",
-    "conservation": "malformed unknown-batch",
     "messages": "malformed unknown-batch batch-not-ready late",
     "acknowledge": "malformed too-large unknown-batch batch-not-ready wrong-state",
     "abandon": "malformed unknown-batch wrong-state",
     "enrol": "malformed too-large",
-    "list_nodes": "",
     "revoke": "malformed not-found",
-    "show_metrics": "",
+    **dict.fromkeys(("deposits", "list_nodes", "show_metrics"), ""),
 }
-declare_problems(router, _PROBLEMS)
-declare_problems(router, {"readyz": "unavailable"}, ANY_CALLER)
+declare_problems(router, _PROBLEMS, "malformed unknown-batch")
+declare_problems(open_router, {"readyz": "unavailable"}, always=ANY_CALLER)
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
 """Routes that are called often. They skip FastAPI's routing and injection."""

@@ -87,12 +87,16 @@ def problems(*slugs: str, always: Sequence[str] = ANY_TOKEN) -> Responses:
 
 
 def declare_problems(
-    router: APIRouter, table: Mapping[str, str], always: Sequence[str] = ANY_TOKEN
+    router: APIRouter,
+    table: Mapping[str, str],
+    others: str = "",
+    always: Sequence[str] = ANY_TOKEN,
 ) -> None:
-    """Describes problems of routes: ``table`` has slugs, with blanks between, by function."""
+    """Describes problems of routes. ``table`` has slugs, with blanks between, by function."""
     for route in router.routes:
-        if isinstance(route, APIRoute) and route.name in table:
-            route.responses |= problems(*table[route.name].split(), always=always)
+        if isinstance(route, APIRoute):
+            slugs = table.get(route.name, others).split()
+            route.responses |= problems(*slugs, always=always)
 
 
 _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}

@@ -28,7 +28,7 @@ from riffle.common.server.monitoring import (
     disk_trouble,
     metrics_response,
 )
-from riffle.common.server.service import ANY_CALLER, declare_problems
+from riffle.common.server.service import ANY_CALLER, declare_problems, problems
 from riffle.coordinator.api import models
 from riffle.coordinator.api.access import (
     KeysPart,
@@ -51,7 +51,7 @@ health_router = APIRouter()
     "/metrics",
     dependencies=[MetricsOnly],
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}},
+    responses={200: {"content": {"text/plain": {}}}, **problems()},
 )
 async def show_metrics(request: Request, store: StorePart, metrics: MetricsPart) -> Response:
     """Returns metrics for Prometheus, with the operator's token or the metrics token."""
@@ -205,8 +205,5 @@ def _files() -> dict[str, Path]:
     return {path.relative_to(FOLDER).as_posix(): path for path in paths}
 
 
-declare_problems(health_router, {"show_metrics": ""})
-declare_problems(
-    keys_router, {"list_keys": "", "make_key": "", "activate_key": "not-found wrong-state"}
-)
-declare_problems(page_router, {"page": "", "file": "not-found"}, ANY_CALLER)
+declare_problems(keys_router, {"activate_key": "not-found wrong-state"})
+declare_problems(page_router, {"file": "not-found"}, always=ANY_CALLER)

@@ -145,13 +145,8 @@ def _true_values(store: Store, run_id: str) -> models.TrueValueCurve:
     return presentation.true_values_model(own, rows[run_id], bands(own, list(curves.values())))
 
 
-_DOWNLOADS = ("stages", "ledger", "deployments", "conservation")
-declare_problems(
-    router,
-    {f"download_{name}": "unknown-run" for name in _DOWNLOADS}
-    | {
-        "show_history": "malformed unknown-run",
-        "supply_true_values": "malformed too-large invalid-spec unknown-run",
-        "show_true_values": "unknown-run",
-    },
-)
+_PROBLEMS = {
+    "show_history": "malformed unknown-run",
+    "supply_true_values": "malformed too-large invalid-spec unknown-run",
+}
+declare_problems(router, _PROBLEMS, "unknown-run")

@@ -221,22 +221,15 @@ async def follow_events(
         await wait(signal, signals.recheck_seconds)
 
 
-declare_problems(
-    router,
-    {
-        "create_run": "malformed too-large invalid-spec batch-too-small trust-refused "
-        "test-entry-refused wrong-state",
-        "list_runs": "",
-        "show_run": "unknown-run",
-        "stop_run": "unknown-run wrong-state",
-        "current_deployment": "malformed unknown-run unknown-deployment",
-        "list_deployments": "unknown-run",
-        "deploy": "malformed too-large invalid-spec batch-too-small unknown-run wrong-state",
-        "show_deployment": "malformed unknown-run unknown-deployment",
-        "list_stages": "unknown-run",
-        "show_ledger": "unknown-run",
-        "show_conservation": "malformed unknown-run",
-        "show_result": "unknown-run",
-        "follow_events": "malformed unknown-run",
-    },
-)
+_PROBLEMS = {
+    "create_run": "malformed too-large invalid-spec batch-too-small trust-refused "
+    "test-entry-refused wrong-state",
+    "list_runs": "",
+    "stop_run": "unknown-run wrong-state",
+    "current_deployment": "malformed unknown-run unknown-deployment",
+    "deploy": "malformed too-large invalid-spec batch-too-small unknown-run wrong-state",
+    "show_deployment": "malformed unknown-run unknown-deployment",
+    "show_conservation": "malformed unknown-run",
+    "follow_events": "malformed unknown-run",
+}
+declare_problems(router, _PROBLEMS, "unknown-run")
