@@ -68,6 +68,12 @@ def test_off_loopback_an_owner_may_not_hold_a_whole_batch(tmp_path: Path) -> Non
         settings(tmp_path, shuffler_url=remote, max_owner_share=1.0)
 
 
+def test_the_defaults_protect(tmp_path: Path) -> None:
+    found = settings(tmp_path)
+    assert found.aggregations == ("messages",)
+    assert (found.test_entry, found.epoch_seconds) == (False, None)
+
+
 def test_a_token_is_never_sent_in_clear(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="TLS is mandatory off loopback"):
         settings(tmp_path, shuffler_url="http://shuffler:8401")

@@ -71,6 +71,16 @@ def test_off_loopback_no_other_owner_may_break_the_guarantee(
             load(tmp_path, monkeypatch, SHUFFLER_URL=url, **changes)
 
 
+def test_defaults_off_loopback_protect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner has not said allows nothing that is weaker."""
+    found = load(tmp_path, monkeypatch, SHUFFLER_URL="https://shuffler.example")
+    demands = found.demands(found.make_environment())
+    assert (demands.trust_models, demands.aggregations) == (("shuffle",), ("messages",))
+    assert demands.max_owner_share == 0.05
+    assert (demands.test_entry, demands.loopback) == (False, False)
+    assert demands.max_seconds <= 31 * 86_400
+
+
 DEMANDED: dict[str, tuple[str, str, object]] = {
     "SHUFFLER_ID": ("shuffler_id", "another", "another"),
     "SHUFFLER_KEY": ("shuffler_key", "ab" * 32, bytes.fromhex("ab" * 32)),

@@ -162,6 +162,26 @@ def test_memory_of_incoming_uploads_is_bounded(api: Api) -> None:
     assert undeclared.json()["results"][0]["outcome"] == "accepted", "only what came is charged"
 
 
+def test_every_upload_gives_its_memory_back(api: Api) -> None:
+    batch, (_, other) = api.deposit(), api.enrol(10)
+    lease, path = api.leases(batch, [user(0)])[0].lease, f"/batches/{batch.batch_id}/reports"
+    good = bytes.fromhex(lease) + batch.report()
+    large = good * 2_049
+    stale = {BATCH_KEY_HEADER: key_id(bytes(32))}
+    expected = [
+        (api.call("POST", path, api.token, content=good[:-1]), 422),
+        (api.call("POST", path, api.token, content=large), 413),
+        (api.call("POST", path, api.token, content=iter([large[:999], large[999:]])), 413),
+        (api.call("POST", path, api.token, content=good, headers=stale), 409),
+        (api.call("POST", f"/batches/{ID}/reports", api.token, content=good), 404),
+        (api.call("POST", path, OPERATOR_TOKEN, content=good), 401),
+        (api.call("POST", path, other, content=good), 200),
+        (api.call("POST", path, api.token, content=good), 200),
+    ]
+    assert [answer.status_code for answer, _ in expected] == [status for _, status in expected]
+    assert (api.core.inflight.taken, api.core.inflight._held) == (0, {})
+
+
 def test_a_revoked_node_is_refused_everywhere(api: Api) -> None:
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]

@@ -134,6 +134,19 @@ def test_off_loopback_no_owner_can_break_the_guarantee(
         Settings.load()
 
 
+def test_defaults_off_loopback_protect(environment: pytest.MonkeyPatch) -> None:
+    """What an operator has not said allows nothing that is weaker."""
+    environment.setenv(PREFIX + "HOST", "shuffler.example")
+    found = Settings.load()
+    demands = found.demands()
+    assert (demands.trust_models, demands.aggregations) == (("shuffle",), ("messages",))
+    assert (demands.guarantee.epsilon, demands.guarantee.beta) == (1.0, 1e-5)
+    assert (demands.guarantee.dishonest_fraction, demands.max_owner_share) == (0.05, 0.05)
+    assert (demands.smallest_n, demands.test_entry, demands.epoch_seconds) == (20, False, None)
+    month = 31 * 86_400
+    assert max(demands.max_batch_seconds, found.retention_seconds) <= month
+
+
 DEMANDED: dict[str, tuple[str, object]] = {
     "shuffler_id": ("shuffler_id", "another"),
     "coordinator_key": ("coordinator_key", "ab" * 32),
