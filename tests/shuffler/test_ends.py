@@ -8,6 +8,7 @@ from riffle.common.protocol.descriptor import batch_id
 from riffle.common.server.at_rest import StorageCipher
 from riffle.shuffler.store.schema import declined, report_keys, reports, sums
 from tests.shuffler.conftest import Api, both_aggregations, problem
+from tests.shuffler.test_metrics import sample, scrape
 from tests.shuffler.test_reports import refusals
 from tests.shuffler.world import (
     COORDINATOR_TOKEN,
@@ -99,6 +100,33 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     assert problem(api.messages(batch)) == "late"
     assert set(api.outcomes(batch, late)) == {"late"} if late else True
     assert list((api.directory / "data/secrets").iterdir()) == []
+
+
+@both_aggregations
+@pytest.mark.parametrize("how", [*FULL, *SHORT])
+def test_every_message_is_accounted_for_in_records_and_metrics(api: Api, how: str) -> None:
+    api.restart(retention_seconds=RETENTION)
+    batch = api.deposit()
+    accepted = 4 - len(end(api, batch, how))
+    path = f"/batches/{batch.batch_id}/conservation"
+    record = api.call("GET", path, OPERATOR_TOKEN).json()
+    reason = {"abandoned": "abandon", "expired": "expire", "lost": "lost", "retired": "retire"}
+    dropped = {reason[how]: accepted} if how in reason else {}
+    forwarded = accepted if how in ("forwarded", "erased", "untaken") else 0
+    held = accepted if how == "sealed" else 0
+    reports = [record[name] for name in ("accepted", "held", "forwarded", "dropped")]
+    assert (reports, record["balanced"]) == ([accepted, held, forwarded, dropped], True)
+    L = batch.context.descriptor.padding.messages
+    kinds = {"accepted": accepted, "held": held, "forwarded": forwarded}
+    kinds["dropped"] = accepted - held - forwarded
+    assert record["messages"] == {name: count * L for name, count in kinds.items()}
+    text = scrape(api)[1]
+    for each in reason.values():
+        series = f'riffle_shuffler_reports_dropped{{reason="{each}"}}'
+        assert sample(text, series) == dropped.get(each, 0)
+    state = {"retired": "abandoned", "untaken": "erased", "expired": "abandoned"}.get(how, how)
+    state = "abandoned" if how == "lost" else state
+    assert sample(text, f'riffle_shuffler_batches{{state="{state}"}}') == 1
 
 
 @both_aggregations
