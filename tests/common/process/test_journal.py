@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_no_field_is_made_from_an_unexpected_error() -> None:
     calls = [
         node
         for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes(file)
         if isinstance(node, ast.Call) and ast.unparse(node.func).lower() == "journal.exception"
     ]
     assert len(calls) >= 7
@@ -68,6 +69,12 @@ def test_no_field_is_made_from_an_unexpected_error() -> None:
         error, fields = ast.unparse(call.args[1]), [each.value for each in call.keywords]
         used = {ast.unparse(part) for field in fields for part in ast.walk(field)}
         assert error not in used, ast.unparse(call)
+
+
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """The nodes of a module."""
+    return list(ast.walk(ast.parse(file.read_text())))
 
 
 LOGGED = {"note", "problem", "fatal", "debug", "info", "warning", "error", "critical", "log"}
@@ -80,7 +87,7 @@ def test_no_handler_of_all_errors_logs_an_errors_text() -> None:
         (file, node)
         for file in files
         if file.parent.name != "cli"  # commands tell their own user
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes(file)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
     ]
@@ -101,9 +108,7 @@ def test_no_service_logs_by_other_means_than_its_journal() -> None:
     ]
     assert len(files) > 80
     for file in files:
-        calls = [
-            node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)
-        ]
+        calls = [node for node in nodes(file) if isinstance(node, ast.Call)]
         names = {ast.unparse(call.func) for call in calls}
         others = {"print", "warnings.warn", *(f"logging.{name}" for name in LOGGED)}
         assert names.isdisjoint(others), file
