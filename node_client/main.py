@@ -50,7 +50,7 @@ async def open_nodes(
 ) -> AsyncIterator[Runner]:
     """Opens the users' file and the client of the nodes of one process. Raises as `run` does."""
     demands = settings.demands(environment)
-    users = Users(settings.state_dir, settings.users(), settings.users_key)
+    users = Users(settings.state_dir, settings.users(), settings.users_key, settings.ledger())
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     with closing(users):
         async with open_client(settings.shuffler_url, settings.ca_file) as client:

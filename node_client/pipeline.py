@@ -27,16 +27,18 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from riffle.common.mechanism.workflow import Report
 from riffle.common.protocol.descriptor import key_id
-from riffle.common.protocol.errors import RemoteError, RiffleError
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.wire import Lease, UploadReply, frame
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import PreparedBatch, slot_report
+from riffle.node_client.ledger import UNCHARGED, Charge
 from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
 from riffle.node_client.shuffler_client import ShufflerClient
@@ -142,6 +144,7 @@ class Job:
     batch: PreparedBatch
     keys: SealKeys
     episode_seconds: int = 0
+    charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
         """Returns an episode's seconds: the descriptor's, and a share of what a lease has left."""
@@ -153,7 +156,8 @@ class Job:
         descriptor = accepted.context.descriptor
         keys = SealKeys.of(accepted.context, accepted.batch_key)
         batch, seconds = PreparedBatch.of(descriptor), descriptor.episode_seconds or 0
-        return cls(descriptor.batch_id, batch, keys, seconds)
+        charge = Charge.of(descriptor, accepted.coordinator_key, accepted.event)
+        return cls(descriptor.batch_id, batch, keys, seconds, charge)
 
     async def upload(
         self, shuffler: ShufflerClient, token: str, leases: Sequence[Lease], sealed: bytes
@@ -241,11 +245,16 @@ class Pipeline:
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
             await self.capacity.acquire()
-            chunk = self.in_time(job, leases[start : start + step])
+            try:
+                chunk = await self._ask(job, self.in_time(job, leases[start : start + step]))
+            except BaseException:
+                self.capacity.release()
+                raise
             self.timing.under_way += len(chunk)
             try:
                 encoded = await self._encode(job, chunk) if chunk else None
             except BaseException:
+                self._give_back(job, chunk)
                 self._release(chunk)
                 raise
             if encoded is None:
@@ -282,13 +291,25 @@ class Pipeline:
             JOURNAL.note("leases-end-too-soon", logging.WARNING, batch_id=job.batch_id)
         return chosen
 
+    async def _ask(self, job: Job, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Marks users as asked; returns the leases of those whose limit allows it."""
+        if not leases:
+            return leases
+        users = [lease.user for lease in leases]
+        asked = frozenset(await asyncio.to_thread(self.users.mark_asked, users, job.charge))
+        return [lease for lease in leases if lease.user in asked]
+
+    def _give_back(self, job: Job, leases: Sequence[Lease]) -> None:
+        """Gives back what reports were charged that have not begun to leave."""
+        with suppress(LocalError):  # they stay charged
+            self.users.give_back([lease.user for lease in leases], job.charge)
+
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
         The other reports carry noise only. They are few, because a chunk's episodes are expected to
         take half of the allowed time. While an overdue episode runs, no other begins (`is_stuck`).
         """
-        await asyncio.to_thread(self.users.mark_asked, [lease.user for lease in chunk])
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
         left = min(lease.expires_at for lease in chunk) - self.clock()
         run = asyncio.to_thread(self._run_episodes, job, chunk, progress)
@@ -338,9 +359,12 @@ class Pipeline:
         in_time: int,
     ) -> None:
         """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
-        start, accepted = self.monotonic(), 0
+        start, accepted, leaving = self.monotonic(), 0, list[Job]()
         try:
-            accepted = self.settle(await self.seal_and_upload(job, credential, chunk, messages))
+            reply = await self.seal_and_upload(
+                job, credential, chunk, messages, lambda job, _: leaving.append(job)
+            )
+            accepted = self.settle(reply)
         except RiffleError as error:
             JOURNAL.problem("reports-refused", error, batch_id=job.batch_id)
             self.totals.refused[error.slug] += len(chunk)
@@ -351,6 +375,8 @@ class Pipeline:
             JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
             self.totals.refused["internal"] += len(chunk)
         finally:
+            if not leaving:
+                self._give_back(job, chunk)
             self._release(chunk)
             count, done = len(chunk), min(accepted, in_time)
             self.timing.record_delivery(start, self.monotonic(), count * job.keys.messages, done)

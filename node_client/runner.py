@@ -45,14 +45,15 @@ class NodeState:
     """One node of this process.
 
     ``revoked``: its token is refused. ``quota_reached``: it may serve no new users.
-    ``out_of_users``: it has no users left to ask. ``retry_at``: when to ask again after a refusal
+    ``out_of_users``: the batches for which it has no users left to ask; None stands for all batches
+    if neither epochs nor limits distinguish them. ``retry_at``: when to ask again after a refusal
     ``share-exceeded``, by batch id.
     """
 
     credential: Credential
     revoked: bool = False
     quota_reached: bool = False
-    out_of_users: bool = False
+    out_of_users: set[str | None] = field(default_factory=set)
     retry_at: dict[str, float] = field(default_factory=dict)
 
     def leave(self, batch_id: str, until: float, now: float) -> None:
@@ -62,7 +63,11 @@ class NodeState:
 
     def may_ask(self, batch_id: str, now: float) -> bool:
         """Returns whether this node may ask for slots of a batch."""
-        return not (self.revoked or self.out_of_users) and self.retry_at.get(batch_id, 0.0) <= now
+        return not self.is_out(batch_id) and self.retry_at.get(batch_id, 0.0) <= now
+
+    def is_out(self, batch_id: str) -> bool:
+        """Returns whether this node is revoked, or has no users left for a batch."""
+        return self.revoked or not self.out_of_users.isdisjoint((None, batch_id))
 
 
 @dataclass(slots=True)
@@ -159,7 +164,7 @@ class Runner:
                 self._users_file_failures += 1
             return
         for node in self.nodes:
-            node.out_of_users = False
+            node.out_of_users.clear()
         JOURNAL.note("users-listed")
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
@@ -202,8 +207,9 @@ class Runner:
         """Lets a node serve a batch; returns how many users it asked, None to try another node."""
         node = self._node_for(job.batch_id)
         if node is None:
-            if all(node.revoked or node.out_of_users for node in self.nodes):
-                await self._decline(job, "no-users")
+            if all(node.is_out(job.batch_id) for node in self.nodes):
+                over = self.pipeline.users.over_limit(job.charge)
+                await self._decline(job, "over-limit" if over else "no-users")
             return 0
         try:
             asked = await self._serve(node, job, free)
@@ -225,10 +231,11 @@ class Runner:
             return 0
         count = request_size(free, len(self.nodes), job.keys.size, most)
         name, invent = node.credential.node_id, not node.quota_reached
-        users = await asyncio.to_thread(self.pipeline.users.next_users, name, count, invent=invent)
+        users = await asyncio.to_thread(
+            self.pipeline.users.next_users, name, count, job.charge, invent=invent
+        )
         if not users:
-            node.out_of_users = True
-            JOURNAL.note("users-exhausted", logging.WARNING, node_id=name)
+            self._note_out_of_users(node, job)
             return None
         try:
             reply = await self.pipeline.shuffler.lease(node.credential.token, job.batch_id, users)
@@ -241,6 +248,20 @@ class Runner:
         asked = await self.pipeline.submit(job, node.credential, leases)
         may_ask = node.may_ask(job.batch_id, self.pipeline.monotonic())
         return asked if asked or may_ask else None
+
+    def _note_out_of_users(self, node: NodeState, job: Job) -> None:
+        users, name = self.pipeline.users, node.credential.node_id
+        node.out_of_users &= self._jobs.keys()
+        if users.ledger is None and job.charge.epoch is None:
+            node.out_of_users.add(None)
+        else:
+            node.out_of_users.add(job.batch_id)
+        JOURNAL.note("users-exhausted", logging.WARNING, node_id=name)
+        if users.ledger is not None and (over := len(users.over_limit(job.charge))):
+            limit = users.ledger.limit
+            detail = f"{over} people are not asked: with this batch they would pass their lifetime "
+            detail += f"limit, epsilon {limit.epsilon:g} at beta {limit.beta:g}"
+            JOURNAL.note("over-limit", logging.WARNING, batch_id=job.batch_id, detail=detail)
 
     async def most_users(self, job: Job) -> int:
         """Returns how many users may be asked now; declines the batch if that may stay zero."""
@@ -278,7 +299,7 @@ class Runner:
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)
-        self.pipeline.users.set_aside(refused.get("user-unavailable", ()))
+        self.pipeline.users.set_aside(refused.get("user-unavailable", ()), job.charge)
         if "share-exceeded" in refused:
             now = self.pipeline.monotonic()
             node.leave(job.batch_id, now + RETRY_SECONDS, now)

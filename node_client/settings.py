@@ -22,9 +22,11 @@ from riffle.common.process.configuration import (
     hex_file,
 )
 from riffle.common.process.endpoint import check_urls, is_loopback_service
+from riffle.common.process.heads import HeadFolder
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import (
     MAX_EPISODE_SECONDS,
+    MAX_EPOCH_SECONDS,
     Document,
     Hex16,
     Hex32,
@@ -36,6 +38,7 @@ from riffle.common.protocol.verification import MESSAGES, read_pins
 from riffle.common.protocol.wire import MAX_USERS_A_LEASE
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
 from riffle.node_client.environments.tabular import Environment
+from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 from riffle.node_client.trust import Demands
 from riffle.node_client.users import opaque_id
 
@@ -130,6 +133,31 @@ class Settings(RoleSettings):
         description="longest time for which a batch may be open: until its end, whoever seizes the "
         "shuffler can link messages to their senders",
     )
+    shortest_epoch_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPOCH_SECONDS,
+        description="shortest epoch in which a person may report again; needs a ledger; default: a "
+        "person reports once in a lifetime",
+    )
+    ledger_file: Path | None = Field(
+        default=None,
+        description="file that records what each person has spent, over all shufflers; one file "
+        "for all nodes of an owner",
+    )
+    ledger_head_dir: Path | None = Field(
+        default=None,
+        description="folder of the ledger's head, which no copy of the ledger may replace; one "
+        "folder for all nodes of an owner; default: that of the users key or of the credentials",
+    )
+    lifetime_epsilon: float | None = Field(
+        default=None,
+        gt=0,
+        description="largest epsilon that a person may spend over all batches",
+    )
+    lifetime_beta: float | None = Field(
+        default=None, gt=0, lt=1, description="beta of the lifetime limit; default: MAX_BETA"
+    )
     max_episode_seconds: int = Field(
         default=7 * 86_400,
         ge=0,
@@ -161,6 +189,13 @@ class Settings(RoleSettings):
             check_shares(self.max_owner_share, self.min_dishonest_fraction)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
+        if (self.ledger_file is None) != (self.lifetime_epsilon is None):
+            raise ValueError("give both of ledger_file and lifetime_epsilon, or none")
+        if self.shortest_epoch_seconds is not None and self.ledger_file is None:
+            raise ValueError(
+                "shortest_epoch_seconds needs ledger_file and lifetime_epsilon: a person who "
+                "reports again spends more, and only her node's owner can add it up"
+            )
         for name in ("shuffler_key", "coordinator_key"):
             if (getattr(self, name) is None) == (getattr(self, f"{name}_file") is None):
                 raise ValueError(f"give exactly one of {name} and {name}_file")
@@ -187,6 +222,16 @@ class Settings(RoleSettings):
         file = self.users_key_file
         return None if file is None else hex_file(f"{PREFIX}USERS_KEY_FILE", file)
 
+    def ledger(self) -> PersonalLedger | None:
+        """Returns the ledger, checked; None if the owner has none. Raises LocalError."""
+        if self.ledger_file is None or self.lifetime_epsilon is None:
+            return None
+        folder = self.ledger_head_dir or (self.users_key_file or self.credentials_file).parent
+        limit = Limit(self.lifetime_epsilon, self.lifetime_beta or self.max_beta)
+        ledger = PersonalLedger(self.ledger_file, HeadFolder(folder, NAME), limit)
+        ledger.check()
+        return ledger
+
     def make_environment(self) -> Environment:
         """Makes the environment. Raises as `registry.make` does."""
         sizes = {"states": self.states, "actions": self.actions, "horizon": self.horizon}
@@ -209,6 +254,7 @@ class Settings(RoleSettings):
             max_owner_share=self.max_owner_share,
             analyzer_keys=read_pins(self.analyzer_keys_file),
             max_seconds=self.max_batch_seconds,
+            shortest_epoch=self.shortest_epoch_seconds,
             max_episode_seconds=self.max_episode_seconds,
             test_entry=self.test_entry,
             loopback=self.loopback,
@@ -253,6 +299,8 @@ class AppSettings(Settings):
     def _check_users(self) -> None:
         if self.users_key_file is None:
             raise ValueError(f"an app {NEEDS_KEY}")
+        if self.ledger_file is not None:
+            raise ValueError("an app has no ledger: its users report once in a lifetime")
 
     def users(self) -> None:
         """Returns None: users are not listed."""

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from riffle.common.accounting import Account
+from riffle.common.accounting import Account, BatchEvent
 from riffle.common.mechanism.counters import Sizes, possible_cells
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
 from riffle.common.protocol.descriptor import (
@@ -51,7 +51,13 @@ from riffle.common.protocol.descriptor import (
     verify_deposit,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
+from riffle.common.protocol.verification import (
+    MESSAGES,
+    check_epoch,
+    check_guarantee,
+    check_trust,
+    required_event,
+)
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -82,11 +88,16 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedBatch:
-    """A batch that this node may serve, with its recomputed guarantee."""
+    """A batch that this node may serve, with its recomputed guarantee.
+
+    ``event`` is what the guarantee was recomputed from, at the owner's dishonest fraction.
+    """
 
     context: Context
     batch_key: bytes
     account: Account
+    event: BatchEvent
+    coordinator_key: bytes
 
 
 def accept(
@@ -109,7 +120,8 @@ def accept(
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
     account = check_guarantee(descriptor, demands.required, demands.max_owner_share)
-    return AcceptedBatch(context, batch_key, account)
+    event = required_event(descriptor, demands.required)
+    return AcceptedBatch(context, batch_key, account, event, demands.coordinator_key)
 
 
 def check_expiry(

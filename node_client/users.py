@@ -1,8 +1,12 @@
 """A durable list of a node process's users that records who was asked, so nobody is asked twice.
 
-A user is one person: one episode and one report over all runs. Before a node runs a user's episode,
-it marks the user as asked, in a synced transaction. If the node crashes then, that user is never
-asked again: the slot's lease expires, and the shuffler gives the slot to somebody else.
+A user is one person: one episode and one report over all runs, or one an epoch if the owner allows
+epochs. Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If
+the node crashes then, that user is never asked again, or not before the next epoch: the slot's
+lease expires, and the shuffler gives the slot to somebody else.
+
+If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
+lifetime limit. The report is charged before the user is marked as asked.
 
 The node's owner lists the users of each node by ids of their own, such as e-mail addresses. This
 file and the shuffler know a user by `opaque_id`: nobody without the owner's key can test whether a
@@ -23,23 +27,26 @@ import hmac
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from riffle.common.protocol.descriptor import bars_until
 from riffle.common.protocol.errors import LocalError
+from riffle.node_client.ledger import UNCHARGED, Charge, PersonalLedger
 
 FILE_NAME = "users.sqlite"
 LABEL_USER = b"riffle v1 user\x00"
 SCHEMA_VERSION = 1
+BATCHES_IN_MEMORY = 16
 _SCHEMA = """
 CREATE TABLE users (
     user TEXT PRIMARY KEY,
     node TEXT NOT NULL,
-    asked INTEGER NOT NULL DEFAULT 0 CHECK (asked IN (0, 1))
+    barred_until INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE episodes (user TEXT PRIMARY KEY, episode TEXT NOT NULL);
-CREATE INDEX users_waiting ON users (node) WHERE asked = 0;
+CREATE INDEX users_waiting ON users (node, barred_until);
 PRAGMA user_version = 1;
 """
 
@@ -53,16 +60,24 @@ class Users:
     """The users of all nodes of one process, safe to use from several threads.
 
     ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
-    ``key`` is the key of `opaque_id`. Raises LocalError ``unavailable`` if another process uses the
-    directory or a newer Riffle wrote it, and ``wrong-state`` if the file belongs to another key.
+    ``key`` is the key of `opaque_id`. ``ledger``: the owner's, if people have a limit. The column
+    ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises LocalError
+    ``unavailable`` if another process uses the directory or a newer Riffle wrote it, and
+    ``wrong-state`` if the file belongs to another key.
     """
 
     def __init__(
-        self, state_dir: Path, listed: Mapping[str, Iterable[str]] | None, key: bytes | None = None
+        self,
+        state_dir: Path,
+        listed: Mapping[str, Iterable[str]] | None,
+        key: bytes | None = None,
+        ledger: PersonalLedger | None = None,
     ) -> None:
         self._path = state_dir / FILE_NAME
         self._simulated = listed is None
-        self._aside: set[str] = set()
+        self._aside: dict[str, int] = {}
+        self._over_limit: dict[str, set[str]] = {}
+        self.ledger = ledger
         self._lock = threading.RLock()
         try:
             state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,11 +102,19 @@ class Users:
         with self._lock:
             self._database.close()
 
-    def next_users(self, node: str, count: int, *, invent: bool = True) -> list[str]:
-        """Returns up to ``count`` unasked users of a node; invents simulated users as needed."""
-        query = "SELECT user FROM users WHERE node = ? AND asked = 0 LIMIT ?"
-        rows = self._rows(query, (node, count + len(self._aside)))
-        users = [str(row[0]) for row in rows if row[0] not in self._aside][:count]
+    def next_users(
+        self, node: str, count: int, charge: Charge = UNCHARGED, *, invent: bool = True
+    ) -> list[str]:
+        """Returns up to ``count`` users of a node who may be asked for a batch.
+
+        Invents simulated users as needed.
+        """
+        users = self._waiting(node, count, charge)
+        while refused := self._unaffordable(users, charge):
+            if len(self._over_limit) >= BATCHES_IN_MEMORY:
+                self._over_limit.clear()
+            self._over_limit.setdefault(charge.batch_id, set()).update(refused)
+            users = self._waiting(node, count, charge)
         missing = count - len(users) if invent and self._simulated else 0
         fresh = [secrets.token_hex(16) for _ in range(missing)]
         self._write("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
@@ -100,15 +123,46 @@ class Users:
     def admit(self, node: str, user: str) -> bool:
         """Adds a user whom an app names, if new; returns whether they may still be asked."""
         self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", [(user, node)])
-        return not self._rows("SELECT asked FROM users WHERE user = ?", (user,))[0][0]
+        return not self._rows("SELECT barred_until FROM users WHERE user = ?", (user,))[0][0]
 
-    def mark_asked(self, users: Iterable[str]) -> None:
-        """Records durably that these users' episodes are about to be run."""
-        self._write("UPDATE users SET asked = 1 WHERE user = ?", [(user,) for user in users])
+    def _waiting(self, node: str, count: int, charge: Charge) -> list[str]:
+        skipped = {user for user, until in self._aside.items() if until > charge.start}
+        skipped |= self.over_limit(charge)
+        query = "SELECT user FROM users WHERE node = ? AND barred_until <= ? LIMIT ?"
+        rows = self._rows(query, (node, charge.start, count + len(skipped)))
+        return [str(row[0]) for row in rows if row[0] not in skipped][:count]
 
-    def set_aside(self, users: Iterable[str]) -> None:
-        """Skips users until the next start: they have reported, or hold a slot elsewhere."""
-        self._aside.update(users)
+    def _unaffordable(self, users: Sequence[str], charge: Charge) -> set[str]:
+        if self.ledger is None:
+            return set()
+        return set(users).difference(self.ledger.affordable(users, charge))
+
+    def over_limit(self, charge: Charge) -> set[str]:
+        """Returns users who were found to have too little left of their limit for a batch."""
+        return self._over_limit.get(charge.batch_id, set())
+
+    def mark_asked(self, users: Sequence[str], charge: Charge = UNCHARGED) -> Sequence[str]:
+        """Records durably that these users' episodes are about to be run, and charges them.
+
+        Returns the users whose episodes may be run. The others have spent their limit meanwhile.
+        """
+        if self.ledger is not None:
+            users = self.ledger.charge(users, charge)
+        mark, until = "UPDATE users SET barred_until = ? WHERE user = ?", bars_until(charge.epoch)
+        self._write(mark, [(until, user) for user in users])
+        return users
+
+    def give_back(self, users: Sequence[str], charge: Charge) -> None:
+        """Gives back what users were charged for reports of which nothing has left."""
+        if self.ledger is not None:
+            self.ledger.give_back(users, charge)
+
+    def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:
+        """Skips users until the epoch's end, or until the next start.
+
+        They have reported, or hold a slot elsewhere.
+        """
+        self._aside.update(dict.fromkeys(users, bars_until(charge.epoch)))
 
     def episodes(self) -> list[str]:
         """Returns the episodes of an app's users (`episodes.Row`)."""
@@ -127,18 +181,21 @@ class Users:
 
     def forget(self, users: Iterable[str]) -> None:
         """Deletes users whom the node may not serve, except those who were asked."""
-        self._write("DELETE FROM users WHERE user = ? AND asked = 0", [(user,) for user in users])
+        delete = "DELETE FROM users WHERE user = ? AND barred_until = 0"
+        self._write(delete, [(user,) for user in users])
 
     def check_writable(self) -> None:
         """Raises LocalError ``unavailable`` if no user could be marked as asked now."""
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all unasked users with the listed ones. Asked users are never asked again."""
-        unasked = self._rows("SELECT user FROM users WHERE asked = 0", ())
+        """Replaces all users with the listed ones. The file still knows who was asked, and when."""
+        unasked = self._rows("SELECT user FROM users WHERE barred_until = 0", ())
         self.forget([str(row[0]) for row in unasked])
+        self._write("UPDATE users SET node = ''", [()])
         rows: list[tuple[str, ...]] = [(u, node) for node, users in listed.items() for u in users]
-        self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", rows)
+        add = "INSERT INTO users (user, node) VALUES (?, ?)"
+        self._write(f"{add} ON CONFLICT (user) DO UPDATE SET node = excluded.node", rows)
 
     def _rows(self, query: str, values: tuple[str | int, ...]) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -147,7 +204,7 @@ class Users:
             except sqlite3.Error as error:
                 raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
 
-    def _write(self, statement: str, rows: list[tuple[str, ...]]) -> None:
+    def _write(self, statement: str, rows: Sequence[tuple[str | int, ...]]) -> None:
         """Executes a statement for each row, in one transaction."""
         if not rows:
             return

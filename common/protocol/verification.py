@@ -7,11 +7,12 @@ recomputes the guarantee from n, noise, padding and counters at its *own* dishon
 
 import re
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 
 from riffle.common.accounting import Account, BatchEvent, account
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.mechanism.parameters import Aggregation, Guarantee, Padding, Trust
+from riffle.common.protocol.descriptor import BatchDescriptor, Document, NoiseDocument
 from riffle.common.protocol.errors import LocalError, RemoteError
 
 MESSAGES: tuple[Aggregation, ...] = ("messages",)
@@ -58,6 +59,32 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
         raise RemoteError("epoch-refused", f"{ahead}; only this epoch and the next are allowed")
 
 
+class EventDocument(Document):
+    """A `BatchEvent` as a document, as ledgers store it."""
+
+    noise: NoiseDocument
+    data_slots: int
+    noise_slots: int
+    n: int
+    dishonest_fraction: float
+    cells: int
+    counters: int
+    word_bits: int | None
+
+    @classmethod
+    def of(cls, event: BatchEvent) -> "EventDocument":
+        """Returns the document of an event."""
+        values = {name: getattr(event, name) for name in cls.model_fields if hasattr(event, name)}
+        values["noise"] = NoiseDocument.of(event.noise)
+        return cls(**values, **asdict(event.padding))
+
+    def event(self) -> BatchEvent:
+        """Returns the event."""
+        padding = Padding(self.data_slots, self.noise_slots)
+        values = self.model_dump(exclude={"noise", "data_slots", "noise_slots"})
+        return BatchEvent(self.noise.noise(), padding, **values)
+
+
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
     """Returns what the accountant must know of a batch, at a given dishonest fraction."""
     return BatchEvent(
@@ -69,6 +96,16 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
         counters=descriptor.layout.counters,
         word_bits=descriptor.word_bits,
     )
+
+
+def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEvent:
+    """Returns what the accountant must know of a batch at the required dishonest fraction.
+
+    If one owner may hold a larger share of the batch, the fraction is that share, so that no single
+    owner can weaken the guarantee.
+    """
+    fraction, share = required.dishonest_fraction, descriptor.owner_share
+    return batch_event(descriptor, max(fraction, share) if share < 1.0 else fraction)
 
 
 def check_guarantee(
@@ -89,15 +126,14 @@ def check_guarantee(
             f"the batch lets one owner's nodes hold {descriptor.owner_share:g} of its slots; "
             f"at most {max_owner_share:g} is accepted here",
         )
-    fraction = required.dishonest_fraction
-    if descriptor.owner_share < 1.0:
-        fraction = max(fraction, descriptor.owner_share)
-    result = account(batch_event(descriptor, fraction), required.beta)
+    event = required_event(descriptor, required)
+    result = account(event, required.beta)
     if not result.epsilon_upper <= required.epsilon:
         raise RemoteError(
             "weak-guarantee",
             f"the batch gives epsilon {result.epsilon_upper:.6g} at beta {required.beta:g} "
-            f"with {fraction:.0%} dishonest reports; at most {required.epsilon:g} is accepted here",
+            f"with {event.dishonest_fraction:.0%} dishonest reports; at most "
+            f"{required.epsilon:g} is accepted here",
         )
     promise = descriptor.guarantee
     actual = account(batch_event(descriptor, promise.dishonest_fraction), promise.beta)

@@ -24,7 +24,7 @@ BATCH_KEY_HEADER = "Riffle-Batch-Key"
 DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
-DeclineReason = Literal["no-users", "too-slow"]
+DeclineReason = Literal["no-users", "over-limit", "too-slow"]
 """Reasons why a node stops serving an open batch: no users are left, or it is too slow."""
 DECLINE_SECONDS = 20
 """A node repeats its reason at this interval while the reason holds."""

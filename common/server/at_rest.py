@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from riffle.common.process.heads import sync_directory
 from riffle.common.protocol.errors import LocalError
 
 MAGIC = b"riffle at rest 1\n"
@@ -97,15 +98,6 @@ def _write(file: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes earlier renames and removals in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def erase_file(file: Path) -> None:

@@ -1,28 +1,16 @@
 """The head of a store: a number outside the database that reveals an outdated database.
 
-A transaction that must not be forgotten raises the number in the database. After its commit, and
-before anybody is answered, the number is written into a folder outside the database. So if a
-database's number is below the folder's, the database was emptied or replaced by an older copy, and
-has lost something that somebody relies on. Services refuse such a database.
-
-This order makes crashes harmless: the folder never has a number that is not yet durable in the
-database. A process killed between commit and write leaves a database that is ahead of the folder.
-The next start accepts it and updates the folder.
-
-The folder holds each number as the name of an empty file, and the highest number counts. So
-replicas may share the folder without a lock. If a replica has a folder of its own, that folder
-misses at most what others changed since this replica's last start or change.
+A transaction that must not be forgotten raises the number in the database, and the head is written
+before anybody is answered. Services refuse a database whose number is below its head.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import quote
 
 from sqlalchemy import Connection, Table, insert, select, update
 
+from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.at_rest import sync_directory
 
 KEY = "head"
 
@@ -41,7 +29,7 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 
 
 @dataclass
-class Head:
+class Head(HeadFolder):
     """The head of the store of ``name``, whose table of named numbers is ``meta``.
 
     ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``on_accept``
@@ -49,31 +37,12 @@ class Head:
     nothing may be written any more.
     """
 
-    folder: Path
-    name: str
     meta: Table
     variable: str = ""
     accepted: int | None = None
     on_accept: Callable[[Connection], None] = lambda _: None
     older_accepted: bool = field(default=False, init=False)
     trouble: LocalError | None = field(default=None, init=False)
-
-    def written(self) -> int:
-        """Returns the highest number in the folder, 0 if there is none. Raises LocalError."""
-        try:
-            return max(self._numbers(), default=0)
-        except OSError as error:
-            raise LocalError("unavailable", f"cannot read the head: {error.strerror}") from error
-
-    def write(self, number: int) -> None:
-        """Writes a number durably, even if the folder has a higher one. Raises LocalError."""
-        try:
-            self._file(number).touch(mode=0o600)
-            sync_directory(self.folder)
-            for lower in [each for each in self._numbers() if each < number]:
-                self._file(lower).unlink(missing_ok=True)  # another replica may remove it too
-        except OSError as error:
-            raise LocalError("unavailable", f"cannot write the head: {error.strerror}") from error
 
     def advance(self, connection: Connection) -> int:
         """Increments the database's number in this transaction; the caller must `write` the result.
@@ -113,14 +82,6 @@ class Head:
             write_number(connection, self.meta, KEY, number)
             self.on_accept(connection)
         return number
-
-    def _file(self, number: object) -> Path:
-        return self.folder / f"{quote(self.name, safe='')}.head.{number}"
-
-    def _numbers(self) -> list[int]:
-        files = self.folder.iterdir()
-        ends = [file.suffix[1:] for file in files if file == self._file(file.suffix[1:])]
-        return [int(end) for end in ends if end.isdecimal()]
 
     def _read(self, connection: Connection) -> int:
         return read_number(connection, self.meta, KEY) or 0

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter
 
+from riffle.common.process.heads import sync_directory
 from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.server.at_rest import StorageCipher, erase_file, replace_file, sync_directory
+from riffle.common.server.at_rest import StorageCipher, erase_file, replace_file
 from riffle.coordinator.states import KEY, KeyEvent, KeyState, after
 
 USABLE: tuple[KeyState, ...] = ("active", "expired")

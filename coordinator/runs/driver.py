@@ -58,6 +58,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 POLL_SECONDS = 25.0
 DECLINED: dict[DeclineReason, str] = {
     "no-users": "nodes have no users left whom they may ask",
+    "over-limit": "people would pass the lifetime limit that their nodes' owners set",
     "too-slow": "nodes are too slow to report before their leases end",
 }
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from riffle.common.process.heads import sync_directory
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.at_rest import (
@@ -30,7 +31,6 @@ from riffle.common.server.at_rest import (
     StorageCipher,
     create_file,
     erase_file,
-    sync_directory,
 )
 
 MAGIC = b"riffle secret 1\n"

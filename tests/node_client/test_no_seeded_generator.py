@@ -31,8 +31,11 @@ GENERATORS = ("random.", "np.random.", "numpy.random.")
 
 
 class NoUsers:
-    def mark_asked(self, users: Any) -> None:
-        del users
+    def mark_asked(self, users: Any, _charge: Any) -> Any:
+        return users
+
+    def give_back(self, *_: Any) -> None:
+        pass
 
 
 async def never(*_: Any) -> Any:

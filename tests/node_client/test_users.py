@@ -13,7 +13,7 @@ NODE, OTHER = "aa" * 16, "bb" * 16
 
 
 def count_asked(users: Users, node: str) -> int:
-    query = "SELECT COUNT(*) FROM users WHERE node = ? AND asked = 1"
+    query = "SELECT COUNT(*) FROM users WHERE node = ? AND barred_until > 0"
     return int(str(users._rows(query, (node,))[0][0]))
 
 

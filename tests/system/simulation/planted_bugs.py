@@ -119,7 +119,7 @@ def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(users: Users) -> None:
         prepare(users)
-        users._database.execute("UPDATE users SET asked = 0")
+        users._database.execute("UPDATE users SET barred_until = 0")
 
     patch.setattr(Users, "_prepare", forgetful)
 

@@ -1,0 +1,169 @@
+"""The personal ledger: the limit holds over races, crashes and older copies of the file."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from riffle.common.accounting import repeated_user_guarantee
+from riffle.common.process.heads import HeadFolder
+from riffle.common.protocol.descriptor import Epoch
+from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import batch_event
+from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
+from riffle.node_client.users import Users
+from tests.node_client import world
+
+NODE, BETA = "aa" * 16, 0.01
+PEOPLE = [f"{i:032x}" for i in range(4)]
+
+
+def charge(number: int = 0, month: int = 0, **changes: object) -> Charge:
+    descriptor = world.descriptor(deployment=number)
+    made = Charge.of(descriptor, b"\x07" * 32, batch_event(descriptor, 0.1))
+    return replace(made, epoch=Epoch(60 * month, 60 * month + 60), **changes)  # type: ignore[arg-type]
+
+
+def spent(reports: int) -> float:
+    event = charge().event
+    assert event is not None
+    return repeated_user_guarantee([event] * reports, BETA).epsilon
+
+
+def ledger(folder: Path, reports: int = 2) -> PersonalLedger:
+    """A ledger whose limit lets a person into this many batches."""
+    heads = folder / "heads"
+    heads.mkdir(parents=True, exist_ok=True)
+    limit = Limit(spent(reports) * 1.0001, BETA)
+    return PersonalLedger(folder / "data" / "ledger.sqlite", HeadFolder(heads, NAME), limit)
+
+
+def batches(of: PersonalLedger, user: str) -> list[str]:
+    return [each.batch_id for _, each in of.histories().get(user, [])]
+
+
+def test_a_person_is_charged_until_the_limit_and_not_beyond(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.charge(PEOPLE, charge(0)) == PEOPLE
+    assert book.charge(PEOPLE[:2], charge(1)) == PEOPLE[:2]
+    assert book.affordable(PEOPLE, charge(2)) == PEOPLE[2:]
+    assert book.charge(PEOPLE, charge(2)) == PEOPLE[2:]
+    assert book.charge(PEOPLE, charge(3)) == []
+    history = ledger(tmp_path).histories()
+    assert [len(history[user]) for user in PEOPLE] == [2] * 4
+    assert history[PEOPLE[0]][0][1] == charge(0), "read as it was charged"
+
+
+def test_a_person_is_charged_once_a_batch_and_a_seeded_batch_never(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    assert book.charge(PEOPLE[:1], charge()) == PEOPLE[:1]
+    assert book.charge(PEOPLE[:1], charge()) == []
+    assert book.charge(PEOPLE[:1], charge(1, event=None)) == []
+
+
+def test_what_did_not_leave_is_given_back(tmp_path: Path) -> None:
+    book = ledger(tmp_path, 1)
+    assert book.charge(PEOPLE[:2], charge()) == PEOPLE[:2]
+    book.give_back(PEOPLE[:1], charge())
+    assert book.affordable(PEOPLE[:2], charge(1)) == PEOPLE[:1]
+
+
+@pytest.mark.parametrize("how", ["copied over it", "moved to its place", "emptied", "removed"])
+def test_an_older_copy_is_refused_while_nodes_run_and_after(tmp_path: Path, how: str) -> None:
+    book, yesterday = ledger(tmp_path, 1), tmp_path / "yesterday"
+    book.charge(PEOPLE[:1], charge())
+    shutil.copy(book.file, yesterday)
+    book.charge(PEOPLE[1:], charge(1))
+    if how == "copied over it":
+        book.file.write_bytes(yesterday.read_bytes())
+    elif how == "moved to its place":
+        yesterday.replace(book.file)
+    else:
+        book.file.unlink()
+        if how == "emptied":
+            book.file.touch()
+    for again in (book, ledger(tmp_path, 1)):
+        for attempt in (again.check, lambda of=again: of.charge(PEOPLE[1:], charge(2))):
+            with pytest.raises(LocalError, match="older copy") as caught:
+                attempt()
+            assert caught.value.slug == "unavailable"
+    written = book.head.written()
+    assert str(book.head.file(written)) in caught.value.detail
+    book.head.file(written).unlink()
+    book.check()  # the owner goes on without what it forgot
+
+
+def test_a_process_that_dies_before_the_head_is_written_leaves_a_ledger_that_opens(
+    tmp_path: Path,
+) -> None:
+    book = ledger(tmp_path)
+    book.charge(PEOPLE, charge())
+    number = book.head.written()
+    book.head.write(number - 1)
+    book.head.file(number).unlink()
+    book.check()
+    assert book.head.written() > number
+
+
+def test_a_damaged_ledger_and_one_of_another_version_are_refused(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    book.check()
+    book.file.write_bytes(b"no database" * 100)
+    with pytest.raises(LocalError, match="cannot use the ledger"):
+        book.check()
+
+
+RACER = """
+import sys
+from pathlib import Path
+from tests.node_client.test_ledger import PEOPLE, charge, ledger
+book, own = ledger(Path(sys.argv[1])), int(sys.argv[2])
+print(len([1 for number in range(12) for _ in book.charge(PEOPLE, charge(2 * number + own))]))
+"""
+
+
+def test_processes_that_race_do_not_pass_the_limit_together(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", RACER, str(tmp_path)]
+    racers = [
+        subprocess.Popen([*command, str(own)], cwd=root, stdout=subprocess.PIPE) for own in (0, 1)
+    ]
+    charged = [int(racer.communicate(timeout=120)[0]) for racer in racers]
+    history = ledger(tmp_path).histories()
+    assert [len(history[user]) for user in PEOPLE] == [2] * 4
+    assert sum(charged) == 8
+
+
+# With the list of users
+
+
+def test_users_are_asked_once_an_epoch_and_while_their_limit_allows(tmp_path: Path) -> None:
+    users = Users(tmp_path / "state", {NODE: PEOPLE}, ledger=ledger(tmp_path))
+    first, same_month, next_month, third = (charge(i, m) for i, m in enumerate((1, 1, 2, 3)))
+    assert sorted(users.next_users(NODE, 9, first)) == PEOPLE
+    assert users.mark_asked(PEOPLE[:3], first) == PEOPLE[:3]
+    assert sorted(users.next_users(NODE, 9, same_month)) == PEOPLE[3:]
+    assert sorted(users.next_users(NODE, 9, next_month)) == PEOPLE
+    users.set_aside(PEOPLE[3:], next_month)
+    assert sorted(users.next_users(NODE, 9, next_month)) == PEOPLE[:3]
+    assert users.mark_asked(PEOPLE, next_month) == PEOPLE
+    users.close()
+    users = Users(tmp_path / "state", {NODE: PEOPLE[1:]}, ledger=ledger(tmp_path))
+    assert sorted(users.next_users(NODE, 9, third)) == PEOPLE[3:], "the first is listed no more"
+    assert users.over_limit(third) == set(PEOPLE[1:3])
+    users.close()
+
+
+def test_two_nodes_share_one_ledger(tmp_path: Path) -> None:
+    one, two = (
+        Users(tmp_path / state, {NODE: PEOPLE}, ledger=ledger(tmp_path)) for state in ("a", "b")
+    )
+    for number in range(2):
+        assert one.mark_asked(PEOPLE, charge(number, number)) == PEOPLE
+    assert two.next_users(NODE, 9, charge(9, 9)) == []
+    assert two.mark_asked(PEOPLE, charge(9, 9)) == []
+    one.close()
+    two.close()
