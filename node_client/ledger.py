@@ -117,10 +117,16 @@ class Charge:
     @classmethod
     def from_row(cls, row: Sequence[object]) -> "Charge":
         """Returns the charge of a batch's row without its id."""
-        *ids, start, end, event = row
-        epoch = None if start is None else Epoch(int(str(start)), int(str(end)))
-        known = EventDocument.model_validate_json(str(event)).event() if event else None
-        return cls(*map(str, ids), epoch=epoch, event=known)  # type: ignore[misc]
+        batch_id, run_id, shuffler_id, coordinator, trust, start, end, event = row
+        return cls(
+            batch_id=str(batch_id),
+            run_id=str(run_id),
+            shuffler_id=str(shuffler_id),
+            coordinator=str(coordinator),
+            trust=str(trust),
+            epoch=None if start is None else Epoch(int(str(start)), int(str(end))),
+            event=EventDocument.model_validate_json(str(event)).event() if event else None,
+        )
 
 
 UNCHARGED = Charge("", "", "", "", "", None, None)
