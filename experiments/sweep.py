@@ -69,7 +69,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that identify this run, and the caller's own code in it."""
+        """16 hexadecimal digits that identify this run, including the caller's own code."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields |= {"learner": identity(self.learner), "environment": identity(self.environment)}
         fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]

@@ -63,7 +63,7 @@ def encode(
     randomness: Randomness,
     word_bits: int | None = None,
 ) -> Report:
-    """The user's part: returns one report. ``word_bits`` is w if the batch is summed."""
+    """The user's part: returns one report. ``word_bits``: a word's size if the batch is summed."""
     match noise:
         case Noise() if word_bits:
             return sums.encode(layout, noise, word_bits, episode, randomness)

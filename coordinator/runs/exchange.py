@@ -132,9 +132,9 @@ class BatchExchange:
     ) -> OpenedBatch:
         """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
 
-        Raises BatchGoneError if the shuffler has lost the messages. They count as
-        lost if this store is an older copy and the newer store has counted the batch: only that
-        store has the spend, and the batch's users cannot report again.
+        Raises BatchGoneError if the shuffler has lost the messages. They also count as lost if this
+        store is an older copy and the newer store has counted the batch: only the newer store knows
+        what was spent, and the batch's users cannot report again.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)

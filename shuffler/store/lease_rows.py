@@ -282,7 +282,7 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 
 
 def forget_unused(connection: Connection, batch_id: str) -> None:
-    """Deletes the leases of a batch that never reported.
+    """Deletes those leases of a batch that have no report.
 
     Leases with a report stay: they show that their users have reported, and distinguish a late
     repetition from a second report.

@@ -229,7 +229,10 @@ def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None
 
 @compiled
 def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
-    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l: Gauss-Jordan, scaled to ones."""
+    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l by Gauss-Jordan.
+
+    First the diagonal is scaled to ones.
+    """
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
         D_u, D_l = row[4, w] / row[1, w], row[5, w] / row[2, w]

@@ -42,7 +42,10 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class LossEstimate:
-    """Turns noisy losses into l". E: the bound E' on their noise; variance: the variance of it."""
+    """Turns noisy losses into l".
+
+    ``E`` is the bound E' on their noise, and ``variance`` is the variance of that noise.
+    """
 
     estimator: Literal["paper", "correct"]
     E: float

@@ -103,8 +103,9 @@ def maximise(
     """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
 
     They are never worse than `anchor` (H, X) and each of `starts` (T, H, X), if these satisfy the
-    constraints. At most `deviations` rounds of single deviations follow the multipliers. `tie`
-    weights the last constraint's value to break ties of V_0; V_0 loses at most that much.
+    constraints. The search tries Lagrange multipliers, then at most `deviations` rounds of single
+    deviations. To break ties of V_0, the last constraint's value is added with the weight `tie`;
+    V_0 loses at most this term.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
