@@ -18,6 +18,7 @@ from riffle.common.accounting.calibrate import calibrate as calibrate
 from riffle.common.accounting.calibrate import calibrate_central as calibrate_central
 from riffle.common.accounting.calibrate import calibrate_local as calibrate_local
 from riffle.common.accounting.calibrate import paper_tau as paper_tau
+from riffle.common.accounting.composition import one_of_each_guarantee as one_of_each_guarantee
 from riffle.common.accounting.composition import repeated_user_guarantee as repeated_user_guarantee
 from riffle.common.accounting.composition import run_guarantee as run_guarantee
 from riffle.common.accounting.least_noise import CalibrationError as CalibrationError

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from riffle.common.accounting import run_guarantee
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import RemoteError, RiffleError
@@ -74,7 +73,7 @@ def ledger_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Ledger:
     # Spends are read after rows, so a deployment issued in between may have a spend but no row.
     pairs = [(by_index[spend.index], spend) for spend in spends if spend.index in by_index]
     entries = [_spend(row, spend) for row, spend in pairs]
-    total = run_guarantee([ledger.recorded(row.descriptor.n, spend.spend) for row, spend in pairs])
+    total = ledger.composed([(row.descriptor, spend.spend) for row, spend in pairs])
     budget = run.spec.budget
     return models.Ledger(
         epsilon=total.epsilon,

@@ -1,9 +1,10 @@
 """The privacy ledger: what each batch spent, and what a run may spend. Pure functions.
 
-The unit is one user, who is in only one batch of all runs, because the shuffler refuses a second
-report. Neighbours differ in one user's episode. Batches have disjoint users, even when later ones
-depend on earlier ones, so spends compose in parallel: a run's epsilon is the largest of its
-batches' epsilons (`common.accounting.run_guarantee`).
+The unit is one user, who is in only one batch of all runs, or of an epoch, because the shuffler
+refuses a second report. Neighbours differ in one user's episode. Batches have disjoint users, even
+when later ones depend on earlier ones, so spends compose in parallel: a run's epsilon is the
+largest of its batches' epsilons (`common.accounting.run_guarantee`). Over epochs, they compose
+sequentially (`composed`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
 report has L messages, so f messages that do not open mean at least ceil(f / L) dishonest reports,
@@ -12,11 +13,12 @@ are more, the weaker guarantee of the remaining reports is recorded, and the cou
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from riffle.common.accounting import account
+from riffle.common.accounting import BatchEvent, account, one_of_each_guarantee, run_guarantee
 from riffle.common.mechanism.parameters import Guarantee, honest_reports
-from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.descriptor import BatchDescriptor, Epoch
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import batch_event
 
@@ -72,9 +74,32 @@ def recorded(n: int, spend: Spend) -> Guarantee:
     return Guarantee(spend.epsilon_upper, spend.beta, fraction)
 
 
+def composed(entries: Sequence[tuple[BatchDescriptor, Spend]]) -> Guarantee:
+    """Returns the guarantee of batches for a person who took part in every epoch of them.
+
+    She was in one batch of each epoch, whichever it was. Without epochs she was in one batch.
+    """
+    together = run_guarantee([recorded(descriptor.n, spend) for descriptor, spend in entries])
+    if len({descriptor.epoch for descriptor, _ in entries}) < 2 or math.isinf(together.epsilon):
+        return together
+    epochs: dict[Epoch | None, list[BatchEvent]] = {}
+    for descriptor, spend in entries:
+        liars = spend.dishonest if descriptor.trust == "shuffle" else 0
+        epochs.setdefault(descriptor.epoch, []).append(_event(descriptor, liars))
+    return one_of_each_guarantee(list(epochs.values()), together.beta)
+
+
 def _allowed(descriptor: BatchDescriptor) -> int:
     n = descriptor.n
     return n - honest_reports(n, descriptor.guarantee.dishonest_fraction)
+
+
+def _event(descriptor: BatchDescriptor, liars: int) -> BatchEvent:
+    n, fraction = descriptor.n, liars / descriptor.n
+    # If the quotient was rounded down, one dishonest report would count as honest.
+    while n - honest_reports(n, fraction) < liars:
+        fraction = math.nextafter(fraction, 1.0)
+    return batch_event(descriptor, fraction)
 
 
 def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
@@ -83,9 +108,5 @@ def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool)
     liars = dishonest if descriptor.trust == "shuffle" else 0
     if descriptor.test_seed is not None or liars >= n:
         return Spend(math.inf, math.inf, beta, dishonest, within_promise)
-    fraction = liars / n
-    # If the quotient was rounded down, one dishonest report would count as honest.
-    while n - honest_reports(n, fraction) < liars:
-        fraction = math.nextafter(fraction, 1.0)
-    spent = account(batch_event(descriptor, fraction), beta)
+    spent = account(_event(descriptor, liars), beta)
     return Spend(spent.epsilon_lower, spent.epsilon_upper, spent.beta, dishonest, within_promise)

@@ -1,7 +1,11 @@
-"""``riffle account``: the least noise for a guarantee, or the guarantee of given noise."""
+"""``riffle account``: the least noise for a guarantee, or the guarantee of given noise.
+
+``riffle budget``: what people have spent, from their node owner's ledger.
+"""
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -17,9 +21,12 @@ from riffle.common.accounting import (
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Noise, Padding
 from riffle.common.mechanism.sums import report_bytes, word_bits
+from riffle.common.process.heads import HeadFolder
+from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import OVERHEAD
 from riffle.deploy.cli.options import whole_number
-from riffle.deploy.output import Output, emit, one_line_errors, table
+from riffle.deploy.output import Output, emit, one_line_errors, table, utc
+from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
 
 Scope = Literal["layer", "all"]
 
@@ -140,3 +147,66 @@ def dyadic(text: str) -> tuple[int, int]:
     if fraction.denominator != 1 << log2 or log2 > 32:
         raise ValueError(f"--p {text} is not an integer over a power of two up to 2^32")
     return (fraction.numerator, log2) if log2 else (2 * fraction.numerator, 1)
+
+
+@one_line_errors
+def budget_command(
+    ledger: Annotated[
+        Path, typer.Argument(envvar="RIFFLE_NODE_LEDGER_FILE", help="the ledger of a node's owner")
+    ],
+    head_dir: Annotated[
+        Path, typer.Option(envvar="RIFFLE_NODE_LEDGER_HEAD_DIR", help="folder of the ledger's head")
+    ],
+    epsilon: Annotated[
+        float, typer.Option(envvar="RIFFLE_NODE_LIFETIME_EPSILON", help="the lifetime limit")
+    ],
+    beta: Annotated[
+        float, typer.Option(envvar="RIFFLE_NODE_LIFETIME_BETA", help="beta of that limit")
+    ] = 1e-5,
+    person: Annotated[
+        str | None, typer.Option(help="show this person's batches; the id as the shuffler knows it")
+    ] = None,
+    output: Output = "text",
+) -> None:
+    """Show what people have spent of their lifetime limits.
+
+    The epsilon of a person is the exact composition, at --beta, of all batches that they were asked
+    for, over all runs, coordinators and shufflers.
+    """
+    if not ledger.is_file():
+        raise LocalError("unavailable", f"there is no ledger {ledger}")
+    limit = Limit(epsilon, beta)
+    histories = PersonalLedger(ledger, HeadFolder(head_dir, NAME), limit).histories()
+    if person is not None and person not in histories:
+        raise LocalError("not-found", f"the ledger has no person {person!r}")
+    people = [
+        {
+            "person": user,
+            "epsilon": limit.spent([charge for _, charge in history]),
+            "batches": [_charge(at, charge) for at, charge in history],
+        }
+        for user, history in histories.items()
+        if person in (None, user)
+    ]
+    document = {"limit_epsilon": epsilon, "limit_beta": beta, "people": people}
+    emit(document, output, lambda: _print_budget(people, limit, whole=person is None))
+
+
+def _charge(at: int, charge: Charge) -> dict[str, Any]:
+    names = ("batch_id", "run_id", "shuffler_id", "coordinator", "trust")
+    times = {"epoch_start": None, "epoch_end": None}
+    if charge.epoch is not None:
+        times = {"epoch_start": charge.epoch.start, "epoch_end": charge.epoch.end}
+    return {"at": at, **{name: getattr(charge, name) for name in names}, **times}
+
+
+def _print_budget(people: list[dict[str, Any]], limit: Limit, *, whole: bool) -> None:
+    title = f"Limit: epsilon {limit.epsilon:g} at beta {limit.beta:g}"
+    if whole:
+        rows = [[each["person"], len(each["batches"]), each["epsilon"]] for each in people]
+        table(["person", "batches", "epsilon"], rows, title)
+        return
+    rows = [
+        [utc(b["at"]), b["batch_id"], b["run_id"], b["shuffler_id"]] for b in people[0]["batches"]
+    ]
+    table(["asked", "batch", "run", "shuffler"], rows, f"{title}; spent {people[0]['epsilon']:g}")

@@ -38,6 +38,7 @@ COMMANDS = {
         "Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.",
     ),
     "account": ("account", "Compute the noise for a guarantee, or the guarantee of given noise."),
+    "budget": ("account", "Show what people have spent of their lifetime limits."),
     "audit": ("experiments", "Attack the real code to bound epsilon and beta from below."),
     "shuffler": ("network", "Run the shuffler. A file or RIFFLE_SHUFFLER_* configure it."),
     "coordinator": ("network", "Run the coordinator. A file or RIFFLE_COORDINATOR_* configure it."),

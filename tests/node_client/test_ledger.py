@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.verification import batch_event
 from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
 from riffle.node_client.users import Users
+from tests.deploy.cli.calls import document, riffle
 from tests.node_client import world
 
 NODE, BETA = "aa" * 16, 0.01
@@ -119,6 +121,7 @@ def test_a_damaged_ledger_and_one_of_another_version_are_refused(tmp_path: Path)
 RACER = """
 import sys
 from pathlib import Path
+from typing import Any
 from tests.node_client.test_ledger import PEOPLE, charge, ledger
 book, own = ledger(Path(sys.argv[1])), int(sys.argv[2])
 print(len([1 for number in range(12) for _ in book.charge(PEOPLE, charge(2 * number + own))]))
@@ -167,3 +170,28 @@ def test_two_nodes_share_one_ledger(tmp_path: Path) -> None:
     assert two.mark_asked(PEOPLE, charge(9, 9)) == []
     one.close()
     two.close()
+
+
+# Shown by `riffle budget`
+
+
+def test_the_owner_sees_what_people_have_spent(tmp_path: Path) -> None:
+    book = ledger(tmp_path)
+    book.charge(PEOPLE[:2], charge(0))
+    book.charge(PEOPLE[:1], charge(1, 1))
+    limit = ("--epsilon", str(book.limit.epsilon), "--beta", str(BETA))
+    asked = ("budget", str(book.file), "--head-dir", str(tmp_path / "heads"), *limit)
+    shown = document(riffle(*asked, "--format", "json"))
+    assert shown["limit_epsilon"] == book.limit.epsilon
+    people: Any = shown["people"]
+    assert [(p["person"], p["epsilon"], len(p["batches"])) for p in people] == [
+        (PEOPLE[0], spent(2), 2),
+        (PEOPLE[1], spent(1), 1),
+    ]
+    assert people[0]["batches"][1]["epoch_start"] == 60
+    assert PEOPLE[1] in riffle(*asked).stdout
+    of_one = riffle(*asked, "--person", PEOPLE[0]).stdout
+    assert charge(1).batch_id[:8] in of_one.replace("\n", "")
+    assert riffle(*asked, "--person", "nobody").exit_code == 3
+    book.file.unlink()
+    assert riffle(*asked).exit_code == 4

@@ -9,6 +9,7 @@ from riffle.common.accounting import (
     BatchEvent,
     account,
     loss_curve,
+    one_of_each_guarantee,
     repeated_user_guarantee,
     run_guarantee,
 )
@@ -69,3 +70,15 @@ def test_impossible_batches_are_refused() -> None:
         repeated_user_guarantee([FINE], 0.0)
     with pytest.raises(ValueError, match="cells"):
         repeated_user_guarantee([replace(FINE, cells=0)], 1e-5)
+
+
+def test_one_batch_of_each_group_is_bounded_by_the_weakest_choice() -> None:
+    """Also where no batch is the weakest in every choice."""
+    noises = [Noise(900, 1, 1), Noise(40, 1, 6), Noise(1_000, 1, 1)]
+    events = [BatchEvent(noise, Padding(6, 5_000), 60, 0.0, 6, 40) for noise in noises]
+    alone = [repeated_user_guarantee([event], 1e-5).epsilon for event in events]
+    assert one_of_each_guarantee([events], 1e-5).epsilon == max(alone)
+    pairs = [repeated_user_guarantee([a, b], 1e-5).epsilon for a in events for b in events]
+    assert one_of_each_guarantee([events, events[::-1]], 1e-5).epsilon == max(pairs)
+    many = one_of_each_guarantee([events] * 70, 1e-5)
+    assert many.epsilon >= repeated_user_guarantee([events[0]] * 70, 1e-5).epsilon

@@ -7,14 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.common.accounting import BatchEvent, account, run_guarantee
+from riffle.common.accounting import BatchEvent, account, repeated_user_guarantee, run_guarantee
 from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import batch_event
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.ledger import (
     Spend,
+    composed,
     dishonest_at_least,
     planned,
     recorded,
@@ -119,3 +121,15 @@ def test_a_runs_spend_is_its_largest_batchs() -> None:
     total = run_guarantee([recorded(descriptor.n, spend) for descriptor, spend in pairs])
     assert total.epsilon == max(spend.epsilon_upper for _, spend in pairs)
     assert total.beta == 1e-3
+
+
+def test_a_run_over_epochs_adds_up_what_a_person_spends_in_each() -> None:
+    first, same, later = (
+        batch().model_copy(update={"expires_at": end, "epoch_seconds": 60}) for end in (0, 59, 60)
+    )
+    spend = planned(batch())
+    once = composed([(first, spend), (same, spend)])
+    assert once.epsilon == spend.epsilon_upper
+    event = batch_event(batch(), 0.1)
+    twice = composed([(first, spend), (same, spend), (later, spend)])
+    assert twice.epsilon == repeated_user_guarantee([event] * 2, spend.beta).epsilon > once.epsilon
