@@ -194,7 +194,7 @@ def budget_command(
 
 def _charge(at: int, charge: Charge) -> dict[str, Any]:
     names = ("batch_id", "run_id", "shuffler_id", "coordinator", "trust")
-    times = {"epoch_start": None, "epoch_end": None}
+    times: dict[str, int | None] = {"epoch_start": None, "epoch_end": None}
     if charge.epoch is not None:
         times = {"epoch_start": charge.epoch.start, "epoch_end": charge.epoch.end}
     return {"at": at, **{name: getattr(charge, name) for name in names}, **times}
