@@ -27,14 +27,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from riffle.common.mechanism.workflow import Report
 from riffle.common.protocol.descriptor import key_id
-from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
+from riffle.common.protocol.errors import RemoteError, RiffleError
 from riffle.common.protocol.wire import Lease, UploadReply, frame
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.episode import PreparedBatch, slot_report
@@ -245,16 +244,13 @@ class Pipeline:
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
             await self.capacity.acquire()
+            chunk: Sequence[Lease] = ()
             try:
                 chunk = await self._ask(job, self.in_time(job, leases[start : start + step]))
-            except BaseException:
-                self.capacity.release()
-                raise
-            self.timing.under_way += len(chunk)
-            try:
+                self.timing.under_way += len(chunk)
                 encoded = await self._encode(job, chunk) if chunk else None
             except BaseException:
-                self._give_back(job, chunk)
+                self.users.give_back(chunk, job.charge)
                 self._release(chunk)
                 raise
             if encoded is None:
@@ -293,16 +289,9 @@ class Pipeline:
 
     async def _ask(self, job: Job, leases: Sequence[Lease]) -> Sequence[Lease]:
         """Marks users as asked; returns the leases of those whose limit allows it."""
-        if not leases:
-            return leases
         users = [lease.user for lease in leases]
         asked = frozenset(await asyncio.to_thread(self.users.mark_asked, users, job.charge))
         return [lease for lease in leases if lease.user in asked]
-
-    def _give_back(self, job: Job, leases: Sequence[Lease]) -> None:
-        """Gives back what reports were charged that have not begun to leave."""
-        with suppress(LocalError):  # they stay charged
-            self.users.give_back([lease.user for lease in leases], job.charge)
 
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
@@ -376,7 +365,7 @@ class Pipeline:
             self.totals.refused["internal"] += len(chunk)
         finally:
             if not leaving:
-                self._give_back(job, chunk)
+                self.users.give_back(chunk, job.charge)
             self._release(chunk)
             count, done = len(chunk), min(accepted, in_time)
             self.timing.record_delivery(start, self.monotonic(), count * job.keys.messages, done)

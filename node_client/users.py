@@ -28,11 +28,13 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from riffle.common.protocol.descriptor import bars_until
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.wire import Lease
 from riffle.node_client.ledger import UNCHARGED, Charge, PersonalLedger
 
 FILE_NAME = "users.sqlite"
@@ -146,16 +148,17 @@ class Users:
 
         Returns the users whose episodes may be run. The others have spent their limit meanwhile.
         """
-        if self.ledger is not None:
+        if self.ledger is not None and users:
             users = self.ledger.charge(users, charge)
         mark, until = "UPDATE users SET barred_until = ? WHERE user = ?", bars_until(charge.epoch)
         self._write(mark, [(until, user) for user in users])
         return users
 
-    def give_back(self, users: Sequence[str], charge: Charge) -> None:
+    def give_back(self, leases: Sequence[Lease], charge: Charge) -> None:
         """Gives back what users were charged for reports of which nothing has left."""
-        if self.ledger is not None:
-            self.ledger.give_back(users, charge)
+        if self.ledger is not None and leases:
+            with suppress(LocalError):  # they stay charged
+                self.ledger.give_back([lease.user for lease in leases], charge)
 
     def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:
         """Skips users until the epoch's end, or until the next start.

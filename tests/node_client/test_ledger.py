@@ -140,6 +140,34 @@ def test_processes_that_race_do_not_pass_the_limit_together(tmp_path: Path) -> N
     assert sum(charged) == 8
 
 
+DYING = """
+import sys
+from pathlib import Path
+from tests.node_client.test_ledger import PEOPLE, charge, ledger
+book = ledger(Path(sys.argv[1]), 9)
+for number in range(9):
+    for user in PEOPLE:
+        book.charge([user], charge(number))
+        print(user, flush=True)  # from here on, an episode may run
+"""
+
+
+@pytest.mark.parametrize("asked", [1, 7])
+def test_a_node_that_dies_before_the_report_leaves_its_charges(tmp_path: Path, asked: int) -> None:
+    command = [sys.executable, "-c", DYING, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        told = [node.stdout.readline().strip() for _ in range(asked)]
+        node.kill()
+        told += [line.strip() for line in node.stdout if line.endswith("\n")]
+    history = ledger(tmp_path, 9).histories()
+    for user in PEOPLE:
+        assert len(history.get(user, [])) >= told.count(user)
+    left = [user for user in PEOPLE if len(history.get(user, [])) < 9]
+    assert ledger(tmp_path, 9).affordable(PEOPLE, charge(99)) == left
+
+
 # With the list of users
 
 
