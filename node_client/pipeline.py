@@ -1,15 +1,12 @@
 """Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
-A user who was asked is never asked again, and a lease ends whether or not its report has arrived.
-So `ReportTiming` (pure: times are arguments) lets a node ask only as many users as it can run, seal
-and upload within their leases. A node that does not know its speed first seals a report of zeros,
-and asks nobody until then (`Pipeline.rehearse`). While no report is accepted, it asks one user at a
-time, after a pause that doubles each time.
+A lease ends whether or not its report has arrived. So `ReportTiming` (pure: times are arguments)
+lets a node ask only as many users as it can run, seal and upload within their leases. A node first
+seals a report of zeros to measure its speed (`Pipeline.rehearse`). While no report is accepted, it
+asks one user at a time, after a pause that doubles each time.
 
-An episode must end within a fixed part of its lease. In a batch whose descriptor gives a person's
-episode its own time, leases last as much longer (`Job.episode_time`). If a user takes longer, the
-report carries noise only and is sent in time, so no missing or late report shows that this user was
-slow.
+An episode must end within a part of its lease (`Job.episode_time`). If a user takes longer, the
+report carries noise only and is sent in time, so no missing report shows that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
 one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals the
@@ -296,8 +293,7 @@ class Pipeline:
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
-        The other reports carry noise only. They are few, because a chunk's episodes are expected to
-        take half of the allowed time. While an overdue episode runs, no other begins (`is_stuck`).
+        The others carry noise only. While an overdue episode runs, no other begins (`is_stuck`).
         """
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
         left = min(lease.expires_at for lease in chunk) - self.clock()
