@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
 # Tests end processes, not machines, so their files need no disk where memory has room for them.
 MEMORY, ROOM = Path("/dev/shm"), 8 << 30  # noqa: S108
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
-    os.environ["TMPDIR"] = str(MEMORY)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # A shell's background job ignores Ctrl-C and hands that on: no child could be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

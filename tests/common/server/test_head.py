@@ -189,16 +189,14 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 def test_a_copy_of_postgresql_restored_as_documented_is_refused(url: str, tmp_path: Path) -> None:
-    """The commands of docs/operations.md."""
-    page, address = (
-        (Path(__file__).parents[3] / "docs/operations.md").read_text(),
-        url.replace("+psycopg", ""),
-    )
-    written = re.findall(r"^\$ (pg_\w+ .*)$", page, re.MULTILINE)
+    """The commands of docs/howto.md."""
+    page = (Path(__file__).parents[3] / "docs/howto.md").read_text()
+    written = re.findall(r"^\$ (pg_\w+ .*coordinator\.backup.*)$", page, re.MULTILINE)
+    address = url.replace("+psycopg", "")
     dump, restore = (
         [str(programs() / name), *rest]
         for name, *rest in (
-            line.replace("postgresql://riffle@host/name", address).split() for line in written
+            re.sub(r"postgresql://\S+", lambda _: address, line).split() for line in written
         )
     )
     engine, of = open_store(url), head(tmp_path / "secrets")
