@@ -149,7 +149,9 @@ SENTENCES = (
     "if they are below the probability × 2^53; flips by one 32-bit word for each counter; "
     "overflow by one "
     "64-bit key",
-    f"read at once from {randomness.FIRST_BITS} bits, and {randomness.MORE_BITS} more where these",
+    f"drawn in blocks of {randomness.BLOCK} bits",
+    f"every counter reads {randomness.FIRST_BITS} bits; then each counter that these leave open "
+    f"reads {randomness.MORE_BITS} more",
     "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
     "little-endian 64-bit integers",
     "are the version of this protocol: 1.",
