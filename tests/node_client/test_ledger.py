@@ -1,5 +1,6 @@
 """The personal ledger: the limit holds over races, crashes and older copies of the file."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -128,13 +129,19 @@ print(len([1 for number in range(12) for _ in book.charge(PEOPLE, charge(2 * num
 """
 
 
+def start(program: str, *words: str | Path) -> subprocess.Popen[str]:
+    """Runs a program that can import the tests, also under PYTHONSAFEPATH."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_processes_that_race_do_not_pass_the_limit_together(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", RACER, str(tmp_path)]
-    racers = [
-        subprocess.Popen([*command, str(own)], cwd=root, stdout=subprocess.PIPE) for own in (0, 1)
-    ]
-    charged = [int(racer.communicate(timeout=120)[0]) for racer in racers]
+    with start(RACER, tmp_path, "0") as one, start(RACER, tmp_path, "1") as other:
+        charged = [int(racer.communicate(timeout=120)[0]) for racer in (one, other)]
     history = ledger(tmp_path).histories()
     assert [len(history[user]) for user in PEOPLE] == [2] * 4
     assert sum(charged) == 8
@@ -154,11 +161,10 @@ for number in range(9):
 
 @pytest.mark.parametrize("asked", [1, 7])
 def test_a_node_that_dies_before_the_report_leaves_its_charges(tmp_path: Path, asked: int) -> None:
-    command = [sys.executable, "-c", DYING, str(tmp_path)]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as node:
+    with start(DYING, tmp_path) as node:
         assert node.stdout is not None
         told = [node.stdout.readline().strip() for _ in range(asked)]
+        assert set(told) <= set(PEOPLE)
         node.kill()
         told += [line.strip() for line in node.stdout if line.endswith("\n")]
     history = ledger(tmp_path, 9).histories()
