@@ -47,6 +47,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _paths() -> Iterator[None]:
+    """Takes back what `riffle` sets for its own child processes when a test calls it in-process."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    yield
+    if before is None:
+        os.environ.pop("PYTHONSAFEPATH", None)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[postgres.Cluster]:
     """A PostgreSQL server; skips where there is none."""

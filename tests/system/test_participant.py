@@ -34,6 +34,7 @@ from tests.system.test_node_shuffler import (
 USERS = int(os.environ.get("RIFFLE_PARTICIPANT_USERS", "24"))
 KILLS = int(os.environ.get("RIFFLE_PARTICIPANT_KILLS", "1"))
 APP = "import sys; from tests.system.test_participant import app; app(*sys.argv[1:])"
+ROOT = Path(__file__).parents[2]
 QUITTERS = 4
 """One user in this many gives up after the first step."""
 POLICY = ((1, 0, 1, 0), (0, 1, 1, 0))
@@ -81,7 +82,7 @@ def run_killed(settings: dict[str, Any], kills: int) -> int:
     """Runs the app, killing it ``kills`` times at random instants; returns how often it ran."""
     draws, command = random.Random(5), [sys.executable, "-c", APP, json.dumps(settings), str(USERS)]
     for run in range(kills + 1):
-        process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
         try:
             process.wait(None if run == kills else 1.2 + draws.uniform(0, 0.012 * USERS))
         except subprocess.TimeoutExpired:
