@@ -5,12 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := --cov --cov-report=json:build/coverage.json --cov-report=term:skip-covered
 
-.PHONY: page-images demo extras test check lint types docs site audit sbom lock clean
+.PHONY: page-images demo extras test check lint types docs site audit sbom lock web clean
 
 demo: $(VENV)/.installed
 	$(BIN)/riffle up --preset demo --out runs/demo --force
 
+# Where the node in TypeScript cannot be built, for instance without Node.js, its tests are skipped.
+WEB := node_client/web
+WEB_SOURCES := $(wildcard $(addprefix $(WEB)/,*.json *.mjs src/*.ts src/*/*.ts demo/*))
+
 test: $(VENV)/.installed-dev
+	@$(MAKE) --silent $(WEB)/dist/.built || echo "skipping the tests of $(WEB): it cannot be built here"
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/.installed-dev
@@ -34,6 +39,18 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	touch $@
+
+$(WEB)/node_modules/.installed: $(WEB)/package-lock.json
+	cd $(WEB) && npm ci --silent
+	touch $@
+
+$(WEB)/dist/.built: $(WEB)/node_modules/.installed $(WEB_SOURCES)
+	cd $(WEB) && npm run --silent build
+	touch $@
+
+# The node in TypeScript: style, types and its own tests. `make test` has it fill batches.
+web: $(WEB)/dist/.built
+	cd $(WEB) && npm run --silent lint && npm test --silent
 
 # All that is locked: what figures, tests and documentation need, and no service does.
 extras: $(VENV)/.installed-dev
@@ -71,4 +88,4 @@ lock: $(VENV)/.installed-dev
 	  --output-file requirements-dev.lock pyproject.toml
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) $(WEB)/build $(WEB)/dist $(WEB)/node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

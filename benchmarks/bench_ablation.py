@@ -6,11 +6,11 @@
     python -m benchmarks.bench_ablation departures  # every field where practical is not paper
     python -m benchmarks.bench_ablation constants   # the schedule's three numbers, moved by a third
 
-``--first`` and ``--seeds`` choose the seeds; the default, 7000 to 7019, was not used for tuning. It
-runs in one process. The tables show pseudo-regret, the mean with half the width of its 95 % Student
-t band over seeds, and three shares of runs: pi* survives to the end, some policy is eliminated, the
-learned policy is within 5 % of V*. RandomMDP-v0 is another MDP with every seed; the other
-environments are fixed.
+``--first`` and ``--seeds`` choose the seeds; the default, 7000 to 7019, was not used for tuning.
+The benchmark runs in one process. The tables show the mean pseudo-regret with half the width of its
+95 % Student t band over seeds. They also show three shares of runs: pi* survives to the end, some
+policy is eliminated, the learned policy is within 5 % of V*. RandomMDP-v0 is another MDP with every
+seed; the other environments are fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields
 
 from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.common.protocol.errors import RiffleError
-from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL
+from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL
 from riffle.coordinator.specs import Option, RunSpec, declaring
 from riffle.experiments.bands import band, share
 from riffle.experiments.presets import Preset
@@ -40,7 +40,7 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
 CHOSEN = ("growth", "visits_per_noise", "exploit_share")
 FACTORS = (0.75, 1.33)
 
-# Other fields that a field at its paper value needs.
+# Options that an option at its paper value needs, too.
 NEEDED: dict[str, Options] = {
     "memory": {"crude_every_stage": True},
     "radius": {"likely_share": 0.0, "radius_scale": 1.0},
@@ -53,7 +53,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "schedule, growth, first_stage": ("schedule", "growth", "first_stage"),
     "best_share, likely_share": ("best_share", "likely_share"),
 }
-# One state and one step: these change nothing there, or no more than a field beside them does.
+# In a world of one state and one step, these options change nothing, or no more than another does.
 IDLE_ON_BANDIT = {
     "auxiliary_share",
     "smallest_n",
@@ -115,7 +115,7 @@ Row = tuple[str, tuple[Setting, ...]]
 
 
 def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
-    """Returns regret and the three shares, or why the learner was refused."""
+    """Returns the regret and the three shares, or the reason for which the learner is refused."""
     try:
         runs = [setting.run(seed) for seed in seeds]
     except RiffleError as error:
@@ -134,8 +134,8 @@ def cells(setting: Setting, seeds: range) -> tuple[str, ...]:
 def departures() -> dict[str, Options]:
     """Returns options that undo each departure: every field alone, then fields that go together.
 
-    `name` is no departure, `first_stage` means something with the paper's schedule only, and every
-    row is run without `exploit_share` too.
+    `name` is no departure. `first_stage` matters only with the paper's schedule. Every row runs a
+    second time without `exploit_share`.
     """
     differing = [f.name for f in fields(PAPER) if getattr(PAPER, f.name) != _value(f.name)]
     alone = {

@@ -2,9 +2,9 @@
 
 Run `python -m benchmarks.bench_accounting`. It prints three tables:
 
-1. the reference setting (epsilon = 1, beta = 1e-5, X = 4, A = 2, H = 6, n = 4096) beside the
-   analytic Gaussian mechanism and the papers' calibration;
-2. the same over epsilon, and over n from 1 to 10^7;
+1. the noise of the reference setting (epsilon = 1, beta = 1e-5, X = 4, A = 2, H = 6, n = 4096)
+   beside the analytic Gaussian mechanism's and the papers' calibration;
+2. this noise for several epsilon, and for n from 1 to 10^7;
 3. CPU times: cold (nothing cached), warm (other n), near (n changed slightly), and one account.
 """
 

@@ -1,10 +1,10 @@
 """Compares the two forms of Eq. 4.1 of 004: the corrected estimator and the paper's.
 
-Run `python -m benchmarks.bench_adversarial`. First the two-armed case of `tests.experiments.
-two_arms` at epsilon 1,000; then the world of the figures (layers 1-3-3-3-1, K = 2,000) at several
-epsilon. Numbers are means over 20 seeds with two-sided 95 % Student t bands, and differences are
-taken seed by seed.
-Bar: with the corrected estimator the regret an episode falls with K and is below uniform play.
+Run `python -m benchmarks.bench_adversarial`. It runs the two-armed case of
+`tests.experiments.two_arms` at epsilon 1,000, and then the world of the figures (layers 1-3-3-3-1,
+K = 2,000) at several epsilon. Numbers are means over 20 seeds with two-sided 95 % Student t bands.
+Differences are taken seed by seed. Bar: with the corrected estimator, the regret of an episode
+falls with K and is below uniform play's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def text(values: list[float]) -> str:
 
 
 def two_armed() -> bool:
-    """Prints the regret an episode of the two-armed case; tells whether the bar is met."""
+    """Prints the regret per episode of the two-armed case; returns whether the bar is met."""
     correct, uniform = [], []
     for K in LENGTHS:
         runs = {e: [two_arms.regret(K, s, e) for s in range(SEEDS)] for e in ESTIMATORS}
@@ -46,7 +46,7 @@ def two_armed() -> bool:
 
 
 def figures_world(epsilon: float, adversary: Adversary) -> None:
-    """Prints regret minus uniform play's of both forms, and their difference."""
+    """Prints how far both forms' regrets exceed uniform play's, and the forms' difference."""
     excess = {e: [_excess(epsilon, adversary, e, s) for s in range(SEEDS)] for e in ESTIMATORS}
     apart = [mine - theirs for mine, theirs in zip(excess["correct"], excess["paper"], strict=True)]
     shown = "; ".join(f"{name} {text(values)}" for name, values in excess.items())

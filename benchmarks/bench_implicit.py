@@ -2,8 +2,8 @@
 
 Run ``python -m benchmarks.bench_implicit [K]``. The MDP is random and seeded, the noise is that of
 epsilon = 1, beta = 1e-5 with the joint family, the preset is practical. Only the learner is timed
-(planning, designs, bootstrap, elimination), not the simulated population. Processor seconds stand
-beside those of the clock, because they also hold on a busy machine.
+(planning, designs, bootstrap, elimination), not the simulated population. Beside the seconds of the
+clock stand processor seconds, which a busy machine does not change.
 """
 
 import sys

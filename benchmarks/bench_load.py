@@ -3,11 +3,11 @@
     python -m benchmarks.bench_load [share of the rates below, default 1]
 
 It runs `riffle load` with 2,000 nodes, services on one processor and the generator on another, for
-three minutes in all: one load is more than the nodes can seal, and one moderate load runs twice,
-with busy loops on the generator's processor and then on the services'. Only the place of the loops
-differs between the last two, so the verdict must follow them. It prints a row for each, as in
-docs/load.md. The exit code is 1 if a verdict does not name the limit that was set. A faster machine
-carries these rates: give a larger share there.
+three minutes in all. The first load is more than the nodes can seal. A moderate load then runs
+twice, with busy loops on the generator's processor and then on the services'. Only the place of the
+loops differs, so the verdict must follow them. It prints a row for each load, as in docs/load.md.
+The exit code is 1 if a verdict does not name the expected limit. A faster machine may carry these
+rates: give a larger share there.
 """
 
 import json

@@ -4,9 +4,9 @@ Run `python -m benchmarks.bench_ocoreps`. Layers are 1-3-3-3-1, A=2, K=2,000 wit
 The instances are the steps of a run without privacy and of one under central privacy, at residual
 1e-7 (cvxpy: Clarabel's own default, 1e-8). `warm` starts at the last step's dual values, as the
 learner does; `numpy` is the tests' oracle, and `compiled` the product's step with numba installed.
-cvxpy is optional: without it only our side is timed. Times are milliseconds of CPU time, the least
-of five calls, and of that the median over 60 instances. Bar: the compiled warm step, which a run
-takes in every episode, in at most 0.5 ms at residual 1e-7, on both kinds of instances.
+cvxpy is optional: without it, only our side is timed. A time is CPU time in milliseconds: the
+median over 60 instances of the least of five calls. Bar: the compiled warm step, which a run takes
+in every episode, takes at most 0.5 ms at residual 1e-7, on both kinds of instances.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from riffle.coordinator.learning.adversarial.omd import Step, ftrl_step
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.adversarial import run
 from riffle.experiments.adversaries import ALGORITHMS, Case, Privacy
-from riffle.node_client.environments.builtin import layered_mdp
+from riffle.node_client.environments.tabular import layered_mdp
 from tests.coordinator.learning.adversarial import omd_oracle
 
 LAYERS = Layers((1, 3, 3, 3, 1), 2)
@@ -116,7 +116,7 @@ class Cvxpy:
 
 
 def cvxpy_times(steps: list[tuple[Box, FloatArray]]) -> tuple[float, float, FloatArray] | None:
-    """Returns milliseconds parametrised and rebuilt, and the last answer; None without cvxpy."""
+    """Returns ms of a parametrised and of a rebuilt problem, and the last answer, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -3,11 +3,11 @@
     python -m benchmarks.bench_page
 
 A coordinator serves a store of that size to a real Chromium with a cold profile that is signed in.
-From before the navigation until all is drawn it watches the list of runs and a run with a band over
-all 50; then that run while it grows by 20 deployments a second and the reader scrolls. It prints
-first contentful paint and when the contents themselves appeared, the distance between frames, and
-the tasks of the page's main thread above 50 ms. A busy machine is late for reasons outside the
-page, so it also prints the CPU time of the longest of those tasks, with its longest steps.
+The benchmark watches the list of runs, and a run with a band over all 50, from before the
+navigation until all is drawn. Then it watches that run grow by 20 deployments a second while the
+reader scrolls. It prints the times of the first contentful paint and of the contents, the distance
+between frames, and the tasks of the page's main thread above 50 ms. Other work of the machine
+delays the page, so it also prints the CPU time of the longest tasks, with their longest steps.
 """
 
 import json
@@ -46,7 +46,7 @@ WATCH = """
 const seen = (window.seen = { frames: [], marks: {}, tasks: [] });
 const wanted = {
   "list of runs": "table.runs tbody tr:last-child progress",
-  "head of the run": "#figures dd:not(:empty)",
+  "head of the run": "#figures p:not(:empty)",
   "value chart": "#value-chart canvas",
 };
 let last = null;
@@ -62,8 +62,8 @@ new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) seen.tasks.push(entry.duration);
 }).observe({ type: "longtask", buffered: true });
 """
-"""From before a navigation on: how far apart frames are, when contents were first in a frame that
-was shown, and tasks of more than 50 ms; all in milliseconds."""
+"""Records, from before a navigation on, the distances of frames, the first frame that shows each
+content, and tasks of more than 50 ms; all in milliseconds."""
 SCROLL = """(seconds) => new Promise((done) => {
   const end = performance.now() + 1000 * seconds;
   requestAnimationFrame(function tick(now) {
@@ -81,7 +81,7 @@ TASK = "ThreadControllerImpl::RunTask"
 
 @contextmanager
 def coordinator(folder: Path) -> Iterator[tuple[str, FastAPI]]:
-    """A coordinator in a thread of this process, and its address."""
+    """Runs a coordinator in a thread of this process; yields its address and its app."""
     app = create_app(
         settings(folder),
         shuffler=FakeShuffler(),
@@ -104,7 +104,7 @@ def coordinator(folder: Path) -> Iterator[tuple[str, FastAPI]]:
 
 
 def grow(url: str, app: FastAPI, run: Seeded, stop: threading.Event) -> None:
-    """Add deployments to a run, and say so as the driver does."""
+    """Adds deployments to a run, and signals each change as the driver does."""
     engine = schema.open_store(url)
     index, event = run.deployments, 10 * run.deployments
     while not stop.wait(1 / RATE):
@@ -117,7 +117,7 @@ def grow(url: str, app: FastAPI, run: Seeded, stop: threading.Event) -> None:
 
 
 def reopen(url: str, run_id: str) -> None:
-    """Make a finished run one that goes on."""
+    """Makes a finished run one that goes on."""
     engine = schema.open_store(url)
     events = schema.events.c
     with engine.begin() as connection:
@@ -130,8 +130,8 @@ def reopen(url: str, run_id: str) -> None:
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the page, in milliseconds: paints since the navigation began; frames; tasks of
-    the page's main thread by their CPU time, the longest first, with what they were."""
+    """Measurements of the page in milliseconds: paints since the navigation began; frames; tasks of
+    the page's main thread by their CPU time, the longest first, with their longest steps."""
 
     paint: float
     marks: dict[str, float]
@@ -141,12 +141,12 @@ class Look:
 
     @property
     def is_met(self) -> bool:
-        """Whether contents came and frames followed in time; frames are sixtieths of a second."""
+        """Returns whether contents and frames came in time. Frames last multiples of 1/60 s."""
         shown = max(self.paint, *(self.marks[name] for name in FIRST if name in self.marks), 0)
         return shown < BAR_PAINT and self.frames.max().round() <= BAR_FRAME
 
     def report(self, name: str) -> None:
-        """Print it."""
+        """Prints the measurements under a name."""
         marks = "".join(f", {mark} {at:.0f}" for mark, at in self.marks.items())
         p50, p99 = np.percentile(self.frames, [50, 99])
         late = int((self.frames.round() > BAR_FRAME).sum())
@@ -166,8 +166,8 @@ def look(
     act: Callable[[Page], None],
     prepare: Callable[[Page], None] | None = None,
 ) -> Look:
-    """Open an address in a cold profile that is signed in, watched from before the navigation, or
-    from after ``prepare`` on."""
+    """Opens an address in a cold profile that is signed in. Measures from before the navigation, or
+    from the end of ``prepare``."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     page.add_init_script(SIGNED_IN + WATCH)
@@ -188,9 +188,10 @@ def look(
 
 
 def cpu_times(events: list[dict[str, Any]], address: str) -> list[tuple[float, str]]:
-    """CPU milliseconds of each task of the main thread that runs the page, the longest first, with
-    the longest steps inside it. It is the one that asks ``address`` for something, and if none does
-    the busiest."""
+    """Returns CPU milliseconds and longest steps of the page's tasks, the longest task first.
+
+    The page's main thread is the busiest one in a process that asks ``address``, if there is any.
+    """
     threads = {
         (one["pid"], one["tid"])
         for one in events
@@ -216,7 +217,7 @@ def cpu_times(events: list[dict[str, Any]], address: str) -> list[tuple[float, s
 
 
 def steps(task: dict[str, Any], timed: list[dict[str, Any]]) -> str:
-    """The longest steps of a task, by name."""
+    """Returns the longest steps of a task, by name."""
     end = task["ts"] + task["dur"]
     inside = [
         one
@@ -229,8 +230,8 @@ def steps(task: dict[str, Any], timed: list[dict[str, Any]]) -> str:
 
 @dataclass(frozen=True)
 class Load:
-    """Amount of content, how long the run grows and how long a page is watched after it
-    is complete, both in seconds."""
+    """The amount of content; the seconds for which the run grows; the seconds for which a page is
+    watched once it is complete."""
 
     runs: int = 50
     deployments: int = 2000
@@ -238,12 +239,12 @@ class Load:
     after: float = 4.0
 
     def listed(self, page: Page) -> None:
-        """Wait until all runs are listed, and asked for once more."""
+        """Waits until all runs are listed, and for the page's next request after that."""
         expect(page.locator("table.runs tbody tr")).to_have_count(self.runs, timeout=PATIENCE)
         page.wait_for_timeout(1000 * self.after)
 
     def complete(self, page: Page) -> None:
-        """Wait until all of the run is drawn, and asked for once more."""
+        """Waits until all of the run is drawn, and for the page's next request after that."""
         counted = f"After {self.deployments * N:,}"
         expect(page.locator("#value-chart-text")).to_contain_text(counted, timeout=PATIENCE)
         expect(page.locator("#truth")).to_contain_text(f"over {self.runs} runs", timeout=PATIENCE)
@@ -251,7 +252,7 @@ class Load:
 
 
 def measure(browser: Browser, load: Load, folder: Path) -> dict[str, Look]:
-    """Seed, serve, look."""
+    """Fills a store, serves it, and returns the measurements of each page by name."""
     prepare_directory(folder)
     url = f"sqlite:///{folder / 'coordinator.sqlite'}"
     seed(url, load.runs, load.deployments, N)
@@ -282,7 +283,7 @@ def measure(browser: Browser, load: Load, folder: Path) -> dict[str, Look]:
 
 
 def main() -> None:
-    """Print what is measured of the whole load, and say whether the bars are met."""
+    """Prints the measurements of the whole load, and whether the bars are met."""
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         path = shutil.which("chromium")
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)

@@ -1,20 +1,20 @@
 """Measures poisoning: the effect of dishonest reports as a function of their share.
 
 Run `python -m benchmarks.bench_poisoning`. RiverSwim-v0 (X=4, A=2, H=6), K = 20,000, trust shuffle,
-epsilon 1 at gamma = 10 %, the practical constants, simulated by population. Of every batch of n
-reports k = floor(share n) are dishonest: they carry neither data nor noise, and all their L
-messages name counters of the attack. The rest are honest; the analyzer debiases as if all were.
+epsilon 1 at gamma = 10 %, the practical constants, simulated by population. In every batch of n
+reports, k = floor(share n) are dishonest: they carry neither data nor noise, and all their L
+messages name counters of the attack. The others are honest. The analyzer debiases as if all were.
 
-- counter: all k L messages on one counter of a batch of n = K; the largest shift against the same
-  batch with k honest reports in their place, and the bound k L.
+- counter: all k L messages name one counter of a batch of n = K; the largest shift from the same
+  batch with k honest reports instead, and the bound k L.
 - value: the estimate of that batch's optimal policy, all messages on one counter with reward 1,
   before and after clipping to [0, H].
 - learned: V of the policy that SDP-PE learns over V*, the mean over seeds under the worst of
   `ATTACKS`, which repeat their lie at every step and in every batch.
-- marked: how far that batch's counts deviate in standard deviations (the median over seeds), and
-  in how many of the runs of the worst attack the coordinator marks a batch.
+- marked: the deviation of that batch's counts in standard deviations (the median over seeds), and
+  the runs of the worst attack in which the coordinator marks batches.
 - hidden: the learned V / V* and the marked batches if all k reports claim one episode, which stays
-  in state 0 and is rewarded, and otherwise are as honest ones. No test of counts can find that.
+  in state 0 and is rewarded, and carry noise as honest ones do. No test of counts can find these.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def one_batch(share: float) -> tuple[int, int, float, FloatArray, float]:
 
 
 def several(share: float, attack: Sequence[Lie] | None) -> tuple[float, str]:
-    """Returns the mean of V / V* over seeds, and what is marked."""
+    """Returns the mean of V / V* over seeds, and a text with the marked runs and batches."""
     values, marked, batches = zip(*(learned(share, attack, s) for s in range(SEEDS)), strict=True)
     runs = sum(count > 0 for count in marked)
     return float(

@@ -1,8 +1,8 @@
 """Measures Eq. 7 in closed form against an LP solver: equal optima, and the ratio of their times.
 
-Run ``python -m benchmarks.bench_postprocess``. On 10,000 random instances count-like data must
-agree to 1e-9, and data of extreme scales to 1e-6 relative. Then 1,000 rows at once are timed
-against the solver one by one, both in this run, so that the ratio holds on any machine.
+Run ``python -m benchmarks.bench_postprocess``. On 10,000 random instances, the optima of count-like
+data must agree to 1e-9, and those of data of extreme scales to 1e-6 relative. Then the closed form
+of 1,000 rows at once is timed against the solver row by row, so the ratio holds on any machine.
 """
 
 import time

@@ -2,13 +2,14 @@
 
     python -m benchmarks.bench_replicas [reports of a batch, default 300]
 
-Live processes on loopback: one of each service on SQLite, one of each on PostgreSQL, two of each on
-PostgreSQL; both engines sync every commit to the disk. Each of `ROUNDS` rounds runs each set once.
-Two runs have an open batch; with two coordinators, each drives the run created at it. Reports are
-sealed before the clock starts. Uploading ends with the last answer; opening lasts from then until
-the coordinators have counted both batches. It also prints the processor seconds of each role and of
-this process, which sends. Where they add up to the cores' wall time, no replica can add anything,
-so the bar, two replicas of PostgreSQL at `BAR` times one, holds only where they do not.
+Three sets of processes run on loopback: one of each service on SQLite, one of each on PostgreSQL,
+two of each on PostgreSQL. Both databases sync every commit to the disk. Each of `ROUNDS` rounds
+runs each set once. Two runs have an open batch; with two coordinators, each drives the run created
+at it. Reports are sealed before the clock starts. Uploading ends with the last answer; opening
+lasts from then until the coordinators have counted both batches. It also prints the processor
+seconds of each role and of this process, which sends. If they add up to the cores' wall time, no
+replica can help. The bar, two replicas on PostgreSQL at `BAR` times the rate of one, counts only if
+they do not.
 """
 
 import json
@@ -26,7 +27,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from riffle.common.protocol.descriptor import SignedDescriptor, batch_id, parse
+from riffle.common.protocol.descriptor import SignedDescriptor, parse
+from riffle.common.protocol.signatures import batch_id
 from riffle.common.protocol.wire import LeaseReply, frame
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
@@ -34,8 +36,8 @@ from riffle.deploy.network.processes import Usage, read_usage
 from riffle.deploy.network.secrets import enrol
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, slot_report
-from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.node_client.episode import slot_report
+from riffle.node_client.sealing import SealKeys, seal_reports
 from tests import postgres
 
 NODES, SENDERS, ROUNDS = 16, 8, 2
@@ -93,13 +95,13 @@ def uploads(network: LoopbackNetwork, run_id: str, n: int, tokens: list[str]) ->
         signed = SignedDescriptor.model_validate_json(answer.content)
         context = parse(signed.descriptor.encode())
         keys = SealKeys.of(context, bytes.fromhex(signed.batch_key))
-        plan, environment = PreparedBatch.of(context.descriptor), make("RiverSwim-v0", **PARAMETERS)
+        plan, environment = context.descriptor, make("RiverSwim-v0", **PARAMETERS)
         for token, users in zip(tokens, np.array_split(np.arange(n), len(tokens)), strict=True):
             names = [f"{run_id[:8]}{user:024x}" for user in users.tolist()]
             answer = client.post(f"{path}/leases", json={"users": names}, headers=bearer(token))
             for lease in LeaseReply.model_validate_json(answer.content).leases:
                 symbols = slot_report(plan, environment, lease.slot)[1]
-                sealed = seal_reports(keys, pack(symbols))
+                sealed = seal_reports(keys, symbols[None])
                 yield f"{path}/reports", token, frame(lease.lease, sealed)
 
 
@@ -115,7 +117,7 @@ def send(url: str, mine: list[Upload]) -> None:
 
 
 def usage(network: LoopbackNetwork, database: int) -> dict[str, Usage]:
-    """Returns the usage of every role, and of the database server, a process of that id."""
+    """Returns the usage of every role, and of the database server with this process id."""
     return network.usage() | {"database": read_usage([database])[database]}
 
 

@@ -1,10 +1,10 @@
 """Measures a simulated run of SDP-PE at K = 1e9 beside one at K = 1e6: a batch costs the same.
 
 Run `python -m benchmarks.bench_simulator`. RiverSwim-v0 (X=4, A=2, H=6), epsilon 1, the practical
-constants, one process; process time. The large run has more stages: it may take 1.5 times as long a
-stage, and 60 s in all. It also prints how much of a stage's seconds goes to the enumerated active
-set (2^21 classes of policies: every value, elimination, the best and the most visiting policy); the
-bar is 1 s.
+constants, process time of one process. The large run has more stages: a stage may take 1.5 times as
+long, and the run 60 s in all. It also prints the seconds of a stage that the enumerated active set
+takes (2^21 classes of policies: every value, elimination, the best and the most visiting policy);
+the bar is 1 s.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ ENUMERATION = ("best", "best_visits", "eliminate", "contains")
 
 
 def stages(result: SeedResult) -> int:
-    """Returns the stages; switches lead into all but the first, to exploiting, and to H batches."""
+    """Returns the number of stages. Switches lead into all but the first, to exploiting, and into H
+    batches."""
     return (result.policy_switches or 0) - riverswim().sizes.H
 
 
 class Stopwatch:
-    """Process time within the methods of the enumerated set, calls within calls counted once."""
+    """Process time within the methods of the enumerated set; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds, self._depth = 0.0, 0

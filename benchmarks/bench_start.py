@@ -1,10 +1,10 @@
-"""Processor time of help, as a multiple of the time that importing NumPy takes.
+"""Measures the processor time of help, as a multiple of the time that importing NumPy takes.
 
     python -m benchmarks.bench_start
 
-Every command runs in a process of its own, in turn, so that a machine that changes its speed
-changes all of them. Printed: the median processor time (user and system) of each, and its ratio to
-NumPy's. Exit code 1 if a ratio is above `BAR`.
+Every command runs in a process of its own. The commands take turns, so a change of the machine's
+speed affects all of them. It prints each command's median processor time (user and system), and the
+ratio to NumPy's. The exit code is 1 if a ratio is above `BAR`.
 """
 
 import resource

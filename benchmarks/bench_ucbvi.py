@@ -4,11 +4,11 @@
     python -m benchmarks.bench_ucbvi --peer-python PYTHON     # one with rlberry-scool installed
 
 RiverSwim-v0 (X=4, A=2, H=6), one core, process time, loops compiled before. Every episode of ours
-is a full replan, noise, Eq. 7 and exact regret. Bars: UCBVI at 300 times rlberry-scool's episodes
-a second; private UCB-VI at most 30 microseconds an episode.
+is a full replan, noise, Eq. 7 and exact regret. Bars: UCBVI runs 300 times rlberry-scool's episodes
+a second; private UCB-VI takes at most 30 microseconds an episode.
 
-Without --peer-python rlberry-scool does not run: its rate is then STATED_PEER, a round figure
-measured elsewhere, and the ratio only says how fast ours is.
+Without --peer-python, rlberry-scool does not run. The ratio then uses the rate STATED_PEER, a round
+figure measured elsewhere, and so shows only how fast ours is.
 """
 
 from __future__ import annotations

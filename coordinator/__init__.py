@@ -1,4 +1,4 @@
-"""The coordinator: issues deployments, counts batches, keeps the ledger."""
+"""The coordinator: issues batches for deployments, counts them, and keeps the ledger."""
 
 if not __name__.startswith("riffle."):
     raise ImportError(f"import riffle.{__name__} instead of {__name__}")

@@ -1,12 +1,13 @@
 """The coordinator's metrics and journal. They show batches and sums, never single reports.
 
 Counters and histograms count the work of this process. Gauges are read from the store (`Census`).
-Every replica shows the same gauges, so take their maximum, not their sum. No label names a run or a
-batch.
+Every replica shows the same gauges, so over replicas take a gauge's maximum, not its sum. No label
+names a run or a batch.
 
-The journal (`common.process.journal`) names no user, slot lease or node. Its ``detail`` is one
-sentence about a run: the text of one of Riffle's own errors, which ``trouble`` shows too, or the
-message of a learner that cannot go on. A learner knows only private counts.
+The journal (`common.process.journal`) names no user, no lease of a slot and no node. Its field
+``detail`` is one sentence about a run: the text of one of Riffle's own errors, which the run's
+``trouble`` shows too, or the message of a learner that cannot go on. That message tells nothing
+about single users, because a learner knows only private counts.
 """
 
 import shutil
@@ -27,8 +28,8 @@ from riffle.coordinator.states import DeploymentState, RunState
 class Census:
     """The numbers of runs, batches (by state) and messages, and the largest epsilon spent.
 
-    ``waiting`` counts runs that cannot go on now. ``seeded`` counts batches of the test entry,
-    whose epsilon is unbounded. ``suspicious`` counts batches whose counts are very unlikely from
+    ``waiting`` counts runs that cannot go on now. ``seeded`` counts batches of the test entry;
+    their epsilon is unbounded. ``suspicious`` counts batches whose counts are very unlikely from
     honest reports (`coordinator.batches.counts`).
     """
 

@@ -1,36 +1,34 @@
 """The coordinator's settings: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
 
 A file that holds a key, a hash or a token has one line of text. Keys and hashes are 64 hexadecimal
-digits. A token is written in the form in which it is sent.
+digits. A token is written as it is sent.
 """
 
 import socket
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.parameters import Aggregation
+from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation
 from riffle.common.process.configuration import Share, file_bytes
 from riffle.common.process.endpoint import check_urls, is_loopback_service
-from riffle.common.protocol.descriptor import MAX_EPOCH_SECONDS, Name
+from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import MESSAGES
 from riffle.common.server.settings import ServerSettings
 from riffle.coordinator.specs import LearnerName
 from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""Seconds that a run lease lasts if `store_url` is not set, so that there is no other replica."""
+"""The seconds that a run lease lasts without `store_url`, when there is no other replica."""
 
 
 class Settings(ServerSettings):
-    """The settings of a coordinator process. Build them with `load`, which explains faults."""
+    """The settings of a coordinator. Call `load` to read them; its errors say what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
-    loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
 
     port: int = Field(default=8400, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store")
@@ -43,7 +41,7 @@ class Settings(ServerSettings):
     shuffler_token_file: Path = Field(description="token of the coordinator at the shuffler")
     operator_token_hash_file: Path = Field(description="SHA-256 of the operator's token")
     aggregations: tuple[Aggregation, ...] = Field(
-        default=MESSAGES,
+        default=DEFAULT_AGGREGATIONS,
         min_length=1,
         description="aggregations that runs may ask for, a JSON list of messages, sums",
     )
@@ -51,13 +49,6 @@ class Settings(ServerSettings):
         default=0.05,
         description="share of a batch's slots that its descriptor gives one owner's nodes; default "
         "with a shuffler on loopback: 1, which is no limit",
-    )
-    epoch_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_EPOCH_SECONDS,
-        description="length of the shuffler's epochs, in which a user may report once; default: a "
-        "user reports once in a lifetime",
     )
     lease_seconds: int = Field(
         default=15,
@@ -96,10 +87,6 @@ class Settings(ServerSettings):
         """Returns this replica's name, which a restart keeps, and how long its leases last."""
         seconds = self.lease_seconds if self.store_url else ALONE_SECONDS
         return Replica(f"{socket.gethostname()}:{self.port}", seconds)
-
-    def operator_hash(self) -> str:
-        """Returns the SHA-256 of the operator's token, hex."""
-        return self.hex_value("operator_token_hash").hex()
 
     def shuffler_token(self) -> str:
         """Returns the coordinator's token at the shuffler."""

@@ -1,7 +1,8 @@
 """The documents that an operator may send: run spec, manual deployment, true values.
 
-All are strict: unknown fields, wrong types and values out of range are refused with the name of the
-field. Faults that only the learner or the accounting can find are refused when a run is created.
+All are strict. An unknown field, a wrong type or a value out of range is refused with the name of
+the field. Faults that only the learner or the accounting can find are refused when the run is
+created.
 """
 
 import math
@@ -31,7 +32,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 
-# Floats have the same bounds; otherwise an integer that is too large would pass as a float.
+# Floats have the integers' bounds; otherwise a too large integer would pass as a float.
 Option = (
     Annotated[int, Field(ge=-MAX_EXACT, le=MAX_EXACT)]
     | Annotated[float, Field(ge=-MAX_EXACT, le=MAX_EXACT, allow_inf_nan=False)]
@@ -82,9 +83,9 @@ class RunSpec(Document):
     )
     families: Families = "joint"
     calibration: CalibrationName = "exact"
-    preset: Literal["practical", "paper"] = "practical"
+    constants: Literal["practical", "paper"] = "practical"
     options: dict[str, Option] = Field(
-        default_factory=dict, description="constants of the learner that replace its preset's"
+        default_factory=dict, description="replace some of the learner's constants"
     )
     max_messages: int = Field(
         default=4_096, ge=1, le=MAX_MESSAGES, description="largest L, messages of one report"
@@ -119,12 +120,12 @@ class RunSpec(Document):
             raise ValueError("reward_high - reward_low is too large: every reward would be zero")
         if 2 * (self.episode_seconds or 0) > self.batch_seconds:
             raise ValueError("batch_seconds must be at least twice episode_seconds")
-        # Learners hold an entry for every transition, possible or not.
+        # Learners hold an entry for every transition, whether it is possible or not.
         entries = max(self.layout().counters, self.states**2 * self.actions * self.horizon)
         if entries > MAX_COUNTERS:
             raise ValueError(f"{entries} counters exceed {MAX_COUNTERS}; use fewer states")
-        if self.trust != "shuffle" and (self.calibration != "exact" or self.preset == "paper"):
-            raise ValueError("the papers' calibrations and preset are for trust 'shuffle' only")
+        if self.trust != "shuffle" and (self.calibration != "exact" or self.constants == "paper"):
+            raise ValueError("the papers' calibrations and constants are for trust 'shuffle' only")
         if self.trust != "shuffle" and self.aggregation == "sums":
             raise ValueError("aggregation 'sums' is for trust 'shuffle' only")
         if self.start is not None:
@@ -135,7 +136,7 @@ class RunSpec(Document):
 
     @property
     def sizes(self) -> Sizes:
-        """X, A, H."""
+        """The numbers X of states, A of actions and H of steps."""
         return Sizes(X=self.states, A=self.actions, H=self.horizon)
 
     def layout(self, layer: int | None = None) -> CounterLayout:
@@ -144,13 +145,13 @@ class RunSpec(Document):
 
     @property
     def d1(self) -> npt.NDArray[np.float64]:
-        """Start distribution (X,); its sum is one up to rounding."""
+        """The start distribution (X,), which sums to one up to rounding."""
         start = self.start or (1.0, *[0.0] * (self.states - 1))
         return np.array([p / math.fsum(start) for p in start], dtype=np.float64)
 
     @property
     def budget(self) -> Guarantee:
-        """The guarantee that every user of this run is promised."""
+        """The guarantee that this run promises every user."""
         return Guarantee(self.epsilon, self.beta, self.dishonest_fraction)
 
 
@@ -159,8 +160,9 @@ def declaring(
 ) -> dict[str, Any]:
     """Returns a spec's ``support``, ``homogeneous`` and ``options``.
 
-    The options ``homogeneous`` (true or false) and ``support`` (false) replace what is declared;
-    the remaining options are the learner's. Raises ValueError if ``support`` is not true or false.
+    The option ``homogeneous`` (true or false) replaces the declared value. The option ``support``
+    (false) drops the declared support. All other options are the learner's. Raises ValueError if
+    ``support`` is not true or false.
     """
     own = {"homogeneous": bool(homogeneous), "support": True, **options}
     counted = own.pop("support")
@@ -173,7 +175,7 @@ def declaring(
 class ManualDeployment(Document):
     """A policy (H, X), or policies (M, H, X) with probabilities, to run for n episodes.
 
-    ``step`` is the number of deployments before this one; with it a retry is safe.
+    ``step`` is the number of earlier deployments. With ``step``, a retry is safe.
     """
 
     policy: PolicyRows | None = None
@@ -215,14 +217,14 @@ class ManualDeployment(Document):
 
 
 class TrueValue(Document):
-    """V of the mixture of one deployment."""
+    """The value V of one deployment's mixture."""
 
     deployment: int = Field(ge=0, le=MAX_EXACT)
     value: float = Field(ge=0, allow_inf_nan=False)
 
 
 class TrueValueSpec(Document):
-    """V* of a simulated environment and V of deployed mixtures, rewards scaled to [0, 1].
+    """V* of a simulated environment and V of deployed mixtures, for rewards scaled to [0, 1].
 
     An operator supplies them (`coordinator.learning.true_values`). No learner reads them.
     """
@@ -237,7 +239,8 @@ DocumentType = TypeVar("DocumentType", bound=Document)
 def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
     """Parses a request's body strictly.
 
-    Raises RemoteError ``malformed`` if it is not JSON, else ``invalid-spec`` with the field.
+    Raises RemoteError ``malformed`` if the body is not JSON, or ``invalid-spec``, which names the
+    wrong field.
     """
     try:
         return kind.model_validate_json(body)

@@ -1,32 +1,32 @@
 """The states of a run, a deployment, an analyzer key and a run lease: one table each.
 
 A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
-An event whose target is the present state is a repetition and changes nothing.
+If the next state is the present state, the event is a repetition and changes nothing.
 
 A deployment is
 
 - issued: recorded with its descriptor's bytes, and perhaps already deposited;
 - open: the shuffler has it and takes reports;
 - sealed: it holds n distinct reports;
-- counted: spend, counts, stage result and next deployment are committed together;
-- rejected: more reports were dishonest than promised; the spend is committed, but the counts are
-  not used;
+- counted: its spend, its counts, the stage result and the next deployment are committed together;
+- rejected: too many reports were dishonest, or the counts of a sum are suspicious; its spend is
+  committed, but its counts are not used;
 - abandoned: given up or lost by the shuffler before it was opened, so it spent nothing.
 
-The shuffler erases a counted or rejected batch only after it was acknowledged.
+The shuffler erases a counted or rejected batch only after the coordinator has acknowledged it.
 
 An analyzer key is
 
-- pending: nodes and shuffler are still to pin it; nothing is sealed to it yet;
-- active: new batches are sealed to it; it expires when another key is activated;
-- expired: opens the batches that were issued under it; no new batch is sealed to it;
-- erased: no unsettled batch names it, and its private half is destroyed.
+- pending: nodes and shuffler have yet to pin it; nothing is sealed to it;
+- active: messages of new batches are sealed to it; it expires when another key is activated;
+- expired: it opens only the batches that were issued under it;
+- erased: no unfinished batch needs it, and its private half is destroyed.
 
-A run lease is one holder's right to drive a run, under one fence. It is held for some time and then
-expires. The holder may still write under an expired lease, and renew it, until another holder (or
-the same one, after a restart) takes the run under the next fence. Then the lease is lost for good.
-The store records no state of a lease: it follows from the fence and the time in the lease's row
-(`coordinator.store.transactions`).
+A run lease is one holder's right to drive a run, under one fence: a number that grows with each
+holder. A lease is held for some time and then expires. The holder may still write under an expired
+lease, and renew it, until another holder (or the same one, after a restart) takes the run under the
+next fence. Then the first lease is lost for good. The store records no state of a lease, because
+the state follows from the fence and the time in the lease's row (`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

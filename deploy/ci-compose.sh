@@ -111,7 +111,7 @@ else:
 "
 }
 
-# Who can reach and read what: the trust model of the network, checked from inside its containers.
+# Checks the network's trust model from inside its containers: what each can reach and read.
 check_isolation() {
     local service address
     address=$(docker inspect --format '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' \
@@ -145,7 +145,7 @@ prepare() {
     say "image is built: $(docker image inspect --format '{{.Size}}' riffle:local) bytes"
 }
 
-# A network that nothing is left of, what a broken-off CI run may have left included.
+# Starts a new network. Removes everything of an earlier one, also after an interrupted CI run.
 up_afresh() {
     docker compose down --volumes --remove-orphans --timeout 30
     docker compose up --detach --no-build

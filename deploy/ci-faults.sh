@@ -49,7 +49,7 @@ drain() {
     done
 }
 
-# From the next `up`, of these files: each of these services process 1 of its container, with no init.
+# Makes each of these services process 1 of its container, without init, from the next `up` on.
 as_process_1() {
     local files=$1
     shift
@@ -62,7 +62,7 @@ run_is_on() {
     [ -n "$(docker compose ps --quiet --status running run)" ] || die "the run was over before the fault: $1"
 }
 
-# Nothing lost, nothing counted twice: what the services say, and what the shuffler's store says.
+# Checks that nothing is lost or counted twice, by the services' answers and the shuffler's store.
 check_counts() {
     docker compose run --rm --no-deps -T run conservation demo --network /network \
         --coordinator-url "$1" --format json >"$work/conservation.json"
@@ -118,18 +118,18 @@ faults() {
     say "faults: the run completed, and its counts are whole"
 }
 
-# The coordinator that drives the run, by its container's id.
+# Prints the id of the container whose coordinator drives the run.
 driver() {
     inside coordinator "
 import os
 from sqlalchemy import create_engine, text
 with create_engine(os.environ['RIFFLE_COORDINATOR_STORE_URL']).connect() as connection:
-    print(connection.execute(text('SELECT holder FROM drivers')).scalar_one().partition(':')[0])
+    print(connection.execute(text('SELECT holder FROM run_leases')).scalar_one().partition(':')[0])
 "
 }
 
-# Two of each on PostgreSQL, each process 1 of its container: of either service one leaves in good
-# order and comes back, one is killed and stays away.
+# Runs two replicas of each service on PostgreSQL, each as process 1 of its container. One replica of
+# each service is stopped and started again; the other is killed.
 replicas() {
     local gone
     as_process_1 compose.yaml:compose.postgres.yaml \

@@ -1,4 +1,4 @@
-"""Runs a preset once under every trust model, and compares what each run cost and reached."""
+"""Runs a preset once under every trust model, and compares the runs' costs and results."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "central": ("sealed", "the episode itself", "coordinator"),
 }
 SUMS = ("masked", "one noisy sum of all", "shuffler, others' noise and software")
-"""What shuffler and coordinator see of an episode, and who is trusted (paper 000, Fig. 2)."""
+"""An episode as shuffler and coordinator see it, and whom users trust (paper 000, Fig. 2)."""
 
 
 def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, Any]]:
     """Runs the preset under every trust model in turn; returns a row for each.
 
-    Every run writes its files to ``folder/<trust>``. Raises RunError if one failed or was stopped.
+    Every run writes its files to ``folder/<trust>``. Raises RunError if a run fails or is stopped.
     """
     rows = []
     for trust in TRUST_MODELS:
@@ -41,7 +41,7 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
 
 
 def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
-    """Returns the spec under another trust model. Only ``shuffle`` has sums."""
+    """Returns the spec under another trust model. Only ``shuffle`` keeps the aggregation."""
     aggregation = spec.aggregation if trust == "shuffle" else "messages"
     return spec.model_copy(update={"trust": trust, "aggregation": aggregation})
 
@@ -49,7 +49,7 @@ def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
 def _comparison(
     summary: Mapping[str, Any], deployments: Sequence[Answer], spec: RunSpec
 ) -> dict[str, Any]:
-    """Returns a run's cost and result; messages and bytes are means over all reports.
+    """Returns a run's cost and result. Messages and bytes are means over all reports.
 
     ``noise`` is the standard deviation of the noise on one counter of the last batch.
     """

@@ -31,7 +31,7 @@ need_root() {
 
 answers() { command -v docker >/dev/null && docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
 
-# The process id of our engine. The name is compared because ids are used again after a reboot.
+# Prints the process id of our engine. Compares the name, because a reboot reuses ids.
 our_pid() {
     local pid
     pid=$(cat "$PIDFILE" 2>/dev/null) || return 1
@@ -89,7 +89,7 @@ wait_until_it_answers() {
 }
 
 start() {
-    # Asked before root is needed: who has an engine and the plugin needs nothing from here.
+    # A machine with an engine and the plugin needs nothing from here, and so no root.
     if answers && docker compose version >/dev/null 2>&1; then say "an engine answers already"; return; fi
     need_root start
     install_all

@@ -94,9 +94,9 @@ def follow(
 ) -> None:
     """Follows a run to its end, shows its progress and writes its settled rows to CSV files.
 
-    The progress is a bar on a terminal, elsewhere a line for each settled batch and finished stage.
-    A run ``by_hand`` waits for a person, so no remaining time is shown. ``watch`` is called with
-    every event. If the run cannot go on, prints the reason.
+    On a terminal, the progress is a bar; elsewhere, a line for each settled batch and finished
+    stage. A run ``by_hand`` waits for a person, so there is no remaining time to show. Calls
+    ``watch`` with every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 

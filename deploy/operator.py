@@ -9,8 +9,8 @@
         print(operator.result(run["id"])["policy"])
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
-refuses a request, every method raises RemoteError with its reason; if nothing answers, LocalError
-``unavailable``. If something else answers, such as a proxy, the request is repeated.
+refuses a request, every method raises RemoteError with the reason. If nothing answers, it raises
+LocalError ``unavailable``. If something else answers, such as a proxy, it repeats the request.
 """
 
 import json
@@ -43,7 +43,7 @@ RETRY_SECONDS = 0.5
 FOREIGN_SECONDS = 2.0
 """Time for which a request is repeated while something other than the coordinator answers."""
 SILENT_SECONDS = 10.0
-"""A stream that is silent for this long is opened again, once the run's state has been read."""
+"""A stream that is silent for this long is opened again, after the run's state is read."""
 EVENT_STREAM = "text/event-stream"
 MOST_DIGITS = 18
 UNSETTLED = {"issued", "open", "sealed"}
@@ -63,9 +63,10 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 
 
 class Operator:
-    """Creates runs, follows them and deploys policies. A context manager.
+    """Creates runs, follows them and deploys policies.
 
-    Once it follows a run, it waits ``patience`` seconds for a coordinator that does not answer.
+    A context manager. Once it follows a run, it waits ``patience`` seconds if the coordinator does
+    not answer.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
@@ -77,9 +78,9 @@ class Operator:
     def of(cls, network: Path, url: str | None = None) -> Self:
         """Returns the operator of a network, with the token in its secrets folder.
 
-        Without ``url``, uses the address in the folder (`riffle up` writes it), or else one on this
-        machine. Raises LocalError ``unavailable`` if there is no token, and ValueError if the
-        address is malformed, or uses neither TLS nor loopback.
+        Without ``url``, uses the address in the folder (`riffle up` writes it) or, without one, the
+        default port on this machine. Raises LocalError ``unavailable`` if there is no token, and
+        ValueError if the address is malformed, or uses neither TLS nor loopback.
         """
         token = operator_token(network, TOKEN_FILE)
         return cls(
@@ -124,14 +125,14 @@ class Operator:
         return matches[0]
 
     def stop(self, run_id: str) -> Answer:
-        """Stops a run; the coordinator abandons its open batch."""
+        """Stops a run. The coordinator abandons its open batch."""
         return self._call("POST", f"/v1/runs/{run_id}/stop", "spec")
 
     def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:
         """Deploys a policy or a mixture in a run whose learner is manual.
 
         A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
-        "episodes": 1000}``. With ``step`` the request is safe to repeat.
+        "episodes": 1000}``. With ``step``, the request is safe to repeat.
         """
         if not isinstance(deployment, dict):
             deployment = deployment.model_dump(mode="json", exclude_none=True)
@@ -140,7 +141,7 @@ class Operator:
         return self._ask("POST", path, _with("batch_id"), once=once, content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
-        """Waits until a deployment's batch is counted, or given up and not replaced."""
+        """Waits until a deployment's batch is counted, or abandoned and not issued again."""
         while True:
             deployment = self.deployment(run_id, index)
             step = deployment["step"]
@@ -155,10 +156,10 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
     def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
-        """Returns the newest deployment, or None if that is still number ``known``.
+        """Returns the newest deployment, or None if it is still number ``known``.
 
-        The coordinator waits up to ``wait`` seconds (at most 30) for a newer one. Raises
-        RemoteError ``unknown-deployment`` if there is none yet.
+        The coordinator waits up to ``wait`` seconds (at most 30) for a newer deployment. Raises
+        RemoteError ``unknown-deployment`` if there is no deployment yet.
         """
         headers = {} if known is None else {"If-None-Match": f'"{known}"'}
         path = f"/v1/runs/{run_id}/deployment"
@@ -177,7 +178,7 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/stages", "stages")
 
     def ledger(self, run_id: str) -> Answer:
-        """Returns the ledger: what each batch spent, and its guarantee."""
+        """Returns the ledger: each batch's spend, and the run's guarantee."""
         return self._call("GET", f"/v1/runs/{run_id}/ledger", "entries")
 
     def result(self, run_id: str) -> Answer:
@@ -199,7 +200,7 @@ class Operator:
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns exact regret and value if supplied, with bands over runs with an equal spec."""
+        """Returns regret and value from supplied true values; bands over all runs of this spec."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
@@ -207,11 +208,11 @@ class Operator:
         return self._list("/v1/keys", "keys")
 
     def make_key(self) -> Answer:
-        """Creates a pending analyzer key, or returns the one that is already pending."""
+        """Creates a pending analyzer key, or returns the present pending key."""
         return self._call("POST", "/v1/keys", "public")
 
     def activate_key(self, key_id: str) -> Answer:
-        """Makes new batches use a pending key, which nodes and shuffler must already pin."""
+        """Seals new batches to a pending key. Nodes and shuffler must already have pinned it."""
         return self._call("POST", f"/v1/keys/{key_id}/activate", "public")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
@@ -223,9 +224,9 @@ class Operator:
     ) -> Iterator[Answer]:
         """Yields events until the run is over; without ``follow``, only past events.
 
-        If the stream ends or is silent for a while, calls ``on_run`` with the run, then resumes
-        where it broke off. Raises RunError if the run is gone because the coordinator's store was
-        restored.
+        If the stream ends or is silent for a while, calls ``on_run`` with the run, then resumes the
+        stream after the last event. Raises RunError if the run is gone because the coordinator's
+        store was restored.
         """
         last = 0
         while True:
@@ -297,8 +298,8 @@ class Operator:
     ) -> T:
         """Sends a request.
 
-        Repeats it if something other than the coordinator answers and, while a run is followed,
-        also if nothing answers.
+        Repeats it if something other than the coordinator answers. While following a run, also
+        repeats it if nothing answers.
         """
         request = self._client.build_request(method, path, **details)
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)

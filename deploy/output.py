@@ -42,11 +42,11 @@ class Exit(IntEnum):
 
 
 class RunError(LocalError):
-    """Raised if a run failed or was stopped: a negative result, although nothing was refused."""
+    """Raised if a run failed or was stopped. This is a negative result, not a refusal."""
 
 
 class Commands(TyperGroup):
-    """A group of commands whose usage errors quote the value; Typer's own do not."""
+    """A group of commands. Its usage errors quote the wrong value; Typer's own do not."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (Typer's own types)
         """Runs the command that the context names."""
@@ -68,7 +68,7 @@ T = TypeVar("T")
 TICK_SECONDS = 0.5
 FIRST_LINE_SECONDS, LINE_SECONDS, SILENT_SECONDS = 1.0, 5.0, 10.0
 PIPE_WIDTH = 1_000
-"""Width of a table that goes to a file or program: wide enough that no cell is cut off."""
+"""Width of a table that goes to a file or a program: wide enough that no cell is cut off."""
 
 progress = Console(stderr=True)
 _UNAVAILABLE = {"unavailable", "internal", "too-many-requests"}
@@ -88,7 +88,7 @@ def emit_rows(
     output: TableOutput,
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Prints rows as a table (of some columns) or CSV, or else their document as JSON."""
+    """Prints rows as a table (of some columns) or as CSV, or their document as JSON."""
     if output == "json":
         emit(document, "json", lambda: None)
     elif output == "csv":
@@ -136,13 +136,13 @@ def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def line(text: str) -> None:
-    """Prints a line of progress, unless stderr is a terminal, which shows a bar instead."""
+    """Prints a line of progress, unless stderr is a terminal: there a bar shows it."""
     if not progress.is_terminal:
         progress.print(text, highlight=False, soft_wrap=True)
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """Returns a progress bar with times; it shows nothing if stderr is not a terminal."""
+    """Returns a progress bar with times. It shows nothing if stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -157,8 +157,8 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = T
 class Steps:
     """Progress in steps: a bar on a terminal, occasional lines elsewhere.
 
-    A line is printed after a step, so a command refused at its first step prints only the reason.
-    During a step that takes longer than `SILENT_SECONDS`, lines are printed too.
+    A line is printed after a step, so a command that is refused at its first step prints only the
+    reason. During a step that takes longer than `SILENT_SECONDS`, lines are printed too.
     """
 
     def __init__(
@@ -177,14 +177,14 @@ class Steps:
         self._shown.update(self._task, total=total)
 
     def step(self, count: int = 1) -> None:
-        """Counts one more step, or several, as done."""
+        """Counts one or more further steps as done."""
         self._done += count
         self._first = self._first or (self._clock(), self._done)
         self._shown.advance(self._task, count)
         self.print_if_due()
 
     def print_if_due(self) -> None:
-        """Prints a line if the last one is `LINE_SECONDS` old."""
+        """Prints a line if the last line is `LINE_SECONDS` old."""
         with self._lock:
             now = self._clock()
             if now < self._next:
@@ -200,8 +200,8 @@ class Steps:
         """Returns ``, about 9 s left``, from the mean rate since the first step.
 
         The first step also waits for processes to start and code to compile, and steps of other
-        processes end at about the same time. So nothing is said until a fifth of the time that the
-        first step took has passed after it.
+        processes end at about the same time. So the result is "" until a fifth of the first step's
+        time has passed after that step.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:
@@ -219,7 +219,7 @@ def time_left(seconds: float, done: int, total: int) -> str:
 def steps(
     what: str, total: int | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Steps]:
-    """Shows, while the block lasts, how many steps are done and how long the rest takes."""
+    """Shows during the block how many steps are done and how long the rest will take."""
     with bar() as shown:
         counted = Steps(shown, what, total, clock)
         with _call_every(SILENT_SECONDS, counted.print_if_due):
@@ -228,7 +228,7 @@ def steps(
 
 @contextmanager
 def timed_bar(what: str, seconds: float) -> Iterator[None]:
-    """Shows a bar driven by the clock, for a block of about ``seconds`` without steps."""
+    """Shows a bar that moves with the clock, for a block of about ``seconds`` without steps."""
     line(f"{what}: about {seconds:.0f} s")
     with bar("of about {task.total:.0f} s") as shown:
         task = shown.add_task(what, total=seconds)

@@ -1,7 +1,7 @@
 """Files of a run: summary, manifest, regret curve, and the run's tables as CSV.
 
 The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
-(`common.process.tables`). They grow while the run goes on, and are rewritten completely at its end.
+(`common.process.tables`). They grow during the run, and are rewritten completely at its end.
 
 The regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
 so only the owner of a simulated environment can compute it; the coordinator never knows the MDP.
@@ -41,7 +41,7 @@ FILES = (
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")
-"""States of deployments whose batch was opened, so that all of its episodes were executed."""
+"""States of deployments whose batch was opened. All episodes of such a batch were executed."""
 
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
@@ -54,7 +54,7 @@ def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
 
 
 def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[str] = ()) -> None:
-    """Writes a CSV under another name and renames it, so that nobody reads half a file."""
+    """Writes a CSV file under another name and renames it, so that nobody reads half a file."""
     aside = file.with_name(file.name + ".new")
     aside.write_text(csv_text(rows, columns_if_empty))
     aside.replace(file)
@@ -100,9 +100,9 @@ class FinishedRun:
 
 
 def summary(finished: FinishedRun, mdp: TabularMDP | None, wall_seconds: float) -> dict[str, Any]:
-    """Returns the run in one document; the README explains its keys.
+    """Returns the run in one document, the content of summary.json.
 
-    Exact values are null if ``mdp`` is None, because the environment can only be sampled then.
+    Exact values are null if ``mdp`` is None: then the environment's probabilities are unknown.
     """
     result = finished.result
     return {
@@ -162,7 +162,7 @@ def write(
 
 
 def manifest(finished: FinishedRun, seeds: dict[str, Any]) -> dict[str, Any]:
-    """Returns the versions, constants and seeds with which one can interpret or repeat the run."""
+    """Returns the versions, constants and seeds that one needs to interpret or repeat the run."""
     spec = RunSpec.model_validate(finished.run["spec"] | {"run_id": None}, strict=False)
     return {
         "versions": {name: version(name) for name in PACKAGES},

@@ -1,50 +1,47 @@
-"""Opens one report with the private keys, and names the mistake if it does not open. Pure.
+"""Opens reports with the private keys, and names a client's mistakes. Pure.
 
-Sections are those of docs/protocol.md.
+`read_report` opens one report. `check_reports` compares all reports of a batch with the law of a
+correct client, whose environment is known. Every statistical test is exact: in a whole session, a
+correct client fails with probability at most `ERROR_RATE`. Sections are those of docs/protocol.md.
 """
 
 import hashlib
 import hmac
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import permutations, product
 
 import numpy as np
+import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import special
 
-from riffle.common.mechanism import sums
-from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism import local_model, sums
+from riffle.common.mechanism.counters import Episode, Ints
 from riffle.common.mechanism.parameters import Flips, Noise
 from riffle.common.protocol import hpke as seals
 from riffle.common.protocol.descriptor import LABEL_DIGEST, LABEL_MASK, BatchDescriptor, Context
 from riffle.common.protocol.hpke import KEY_BYTES, LABEL_MESSAGE, LABEL_REPORT
 
-UNLIKELY = 1e-6
-_AES = hpke.AEAD.AES_128_GCM
-_OTHERS = {"AES-256-GCM": hpke.AEAD.AES_256_GCM, "ChaCha20": hpke.AEAD.CHACHA20_POLY1305}
+ERROR_RATE, TESTS = 1e-6, 4_000
+"""A session has fewer tests; each errs with probability at most `LEVEL`."""
+LEVEL = ERROR_RATE / TESTS
+AXES = ("family", "h", "x", "a", "x'", "r")
+Floats = npt.NDArray[np.float64]
+Tries = Sequence[tuple["BatchKeys", bytes]]
+_AEADS = {"": hpke.AEAD.AES_128_GCM, "AES-256-GCM": hpke.AEAD.AES_256_GCM}
+_AEADS["ChaCha20"] = hpke.AEAD.CHACHA20_POLY1305
 
 
 class MistakeError(ValueError):
     """A client's mistake: a section of docs/protocol.md, and what was expected and seen."""
-
-    def __init__(self, section: str, detail: str) -> None:
-        super().__init__(section, detail)
-        self.section, self.detail = section, detail
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The outcome of one step; ``section`` is one of docs/protocol.md."""
-
-    ok: bool
-    step: str
-    section: str
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +54,36 @@ class BatchKeys:
     batch: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OpenReport:
-    """How often a report has each index (C + 1,), dummies last, and its ephemeral public keys."""
+def read_report(keys: BatchKeys, sealed: bytes) -> tuple[Ints, list[bytes]]:
+    """Opens a report as uploaded; raises MistakeError for the first thing that is wrong.
 
-    counts: Ints
-    ephemeral: tuple[bytes, ...]
-
-
-def read_report(keys: BatchKeys, sealed: bytes) -> OpenReport:
-    """Opens a report as uploaded; raises MistakeError for the first thing that is wrong."""
-    d, context = keys.context.descriptor, keys.context
+    Returns the number of each index in the report (C + 1,), dummies last, and the ephemeral keys.
+    """
+    d = keys.context.descriptor
     if len(sealed) != d.report_bytes:
         raise MistakeError("4.6", wrong_size(d, len(sealed)))
     try:
-        opened = seals.open_sealed(keys.batch, context.report_info, sealed)
+        opened = seals.open_sealed(keys.batch, keys.context.report_info, sealed)
     except seals.OpenError:
         raise MistakeError("3.4", _explain(keys, [sealed], outer=True)) from None
+    counts, ephemeral = _read_inner(keys, opened)
+    return counts, [sealed[:KEY_BYTES], *ephemeral]
+
+
+def _read_inner(keys: BatchKeys, opened: bytes) -> tuple[Ints, list[bytes]]:
+    d, info = keys.context.descriptor, keys.context.message_info
     if d.word_bits:
-        return OpenReport(_unmask(keys, opened), (sealed[:KEY_BYTES], opened[:KEY_BYTES]))
-    size = d.message_bytes
-    messages = [opened[i : i + size] for i in range(0, len(opened), size)]
-    plain = list(seals.open_each(keys.analyzer, context.message_info, messages))
+        return _unmask(keys, opened), [opened[:KEY_BYTES]]
+    messages = [opened[i : i + d.message_bytes] for i in range(0, len(opened), d.message_bytes)]
+    plain = list(seals.open_each(keys.analyzer, info, messages))
     if closed := [m for m, text in zip(messages, plain, strict=True) if text is None]:
         why = _explain(keys, closed, outer=False)
         raise MistakeError("3.4", f"{len(closed)} of {len(messages)} messages do not open: {why}")
-    counts = _histogram(d, b"".join(text for text in plain if text is not None))
-    return OpenReport(counts, (sealed[:KEY_BYTES], *(m[:KEY_BYTES] for m in messages)))
+    return _histogram(d, b"".join(filter(None, plain))), [m[:KEY_BYTES] for m in messages]
 
 
 def wrong_size(d: BatchDescriptor, size: int) -> str:
-    """Returns the sentence about a sealed report of a wrong size."""
+    """Returns a sentence on a wrong size of a sealed report: size expected, and size seen."""
     whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
@@ -95,18 +91,17 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
 
 
 def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
-    layout, C, octets = d.layout, d.layout.counters, np.frombuffer(plain, np.uint8)
+    C, symbols = d.layout.counters, d.symbols.read(plain)
     if d.trust == "local":
-        bits = np.unpackbits(octets)
-        if bits[C:].any():
+        counts, wrong = local_model.count(d.layout, symbols)
+        if wrong.size:
             raise MistakeError("9", f"expected zeros after the last of {C} bits; seen a 1")
-        return np.append(bits[:C], 0).astype(np.int64)
-    symbols = d.symbols.read(plain).ravel()
-    if symbols.max() <= layout.dummy:
-        return np.bincount(symbols, minlength=C + 1)
-    swapped = octets.reshape(-1, layout.width) @ 256 ** np.arange(layout.width)
-    why = "; read as little-endian, all exist" if swapped.max() <= layout.dummy else ""
-    detail = f"expected big-endian indices up to {layout.dummy}, the dummy's; seen {symbols.max()}"
+        return counts
+    if symbols.max() <= C:
+        return np.bincount(symbols.ravel(), minlength=C + 1)
+    is_swapped = d.symbols.read(plain[::-1]).max() <= C
+    why = "; read as little-endian, all exist" if is_swapped else ""
+    detail = f"expected big-endian indices up to {C}, the dummy's; seen {symbols.max()}"
     raise MistakeError("7", detail + why)
 
 
@@ -114,136 +109,285 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
     d, own = keys.context.descriptor, opened[:KEY_BYTES]
     C, bits, most = d.layout.counters, d.word_bits or 16, d.noise.bits + 1
     words = np.frombuffer(opened[KEY_BYTES:], dtype=f"<u{bits // 8}")
-    masks = (
-        (name, sums.add_masks(keys.analyzer, info, own, C, bits))
-        for name, info in _infos(keys, LABEL_MASK, LABEL_MESSAGE)
-    )
-    vectors = [(f"a mask with {name}", words - mask) for name, mask in masks]
-    right = vectors[0][1]
+    infos = _infos(keys, LABEL_MASK, LABEL_MESSAGE)
+    masks = ((name, sums.add_masks(keys.analyzer, info, own, C, bits)) for name, info in infos)
+    _, mask = next(masks)
+    right = words - mask
     if right.max() <= most:
         return np.append(right, 0).astype(np.int64)
+    vectors = [(f"a mask with {name}", words - other) for name, other in masks]
     vectors += [("no mask", words), ("big-endian words before the mask", right.byteswap())]
-    vectors += [("big-endian words", words.byteswap() - (words - right))]
-    vectors += [("a mask that was subtracted", 2 * words - right)]
+    vectors += [("big-endian words", words.byteswap() - mask)]
+    vectors += [("a stream of big-endian words", words - mask.byteswap())]
+    vectors += [("a mask that was subtracted", words + mask)]
     found = next((name for name, vector in vectors if vector.max() <= most), "another mistake")
     raise MistakeError("8.3", f"expected words of at most {most} under the mask; seen {found}")
 
 
 def _infos(keys: BatchKeys, right: bytes, other: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields infos with the mistakes that make them; the first is the right one."""
+    """Yields the right info, then each info that a mistake would give; each after its mistake."""
     digest, data = keys.context.digest, keys.data
     labels = [("", right), (f"the label {other!r}", other), ("no label", b"")]
     labels += [("a label without its final zero byte", right[:-1])]
     digests = [("", digest), ("a digest without its label", hashlib.sha256(data).digest())]
     digests += [("the digest in hexadecimal", digest.hex().encode()), ("no digest", b"")]
-    for text in _rewritten(data):
-        name = "the digest of a descriptor that was parsed and written again"
+    name = "the digest of a descriptor that was parsed and written again"
+    for short, ordered, blanks in product((0, 1), (False, True), ((",", ":"), (", ", ": "))):
+        document = json.loads(data, parse_float=(float, shortened)[short])
+        text = json.dumps(document, sort_keys=ordered, separators=blanks).encode()
         digests.append((name, hashlib.sha256(LABEL_DIGEST + text).digest()))
     for (one, label), (two, end) in product(labels, digests):
         yield ", ".join(filter(None, (one, two))), label + end
 
 
-def _rewritten(data: bytes) -> Iterator[bytes]:
-    def shorten(number: str) -> float:
-        return int(float(number)) if float(number).is_integer() else float(number)
-
-    for short, keys, blanks in product((False, True), (False, True), ((",", ":"), (", ", ": "))):
-        document = json.loads(data, parse_float=shorten if short else float)
-        yield json.dumps(document, sort_keys=keys, separators=blanks).encode()
+def shortened(number: str) -> float:
+    """Reads a number as languages without integers write it."""
+    return int(float(number)) if float(number).is_integer() else float(number)
 
 
 def _explain(keys: BatchKeys, sealed: Sequence[bytes], *, outer: bool) -> str:
-    """Names the mistake for which none of these seals opens."""
+    """Names the mistake that keeps all these seals from opening."""
     labels = (LABEL_REPORT, LABEL_MESSAGE) if outer else (LABEL_MESSAGE, LABEL_REPORT)
     private, wrong = (keys.batch, keys.analyzer) if outer else (keys.analyzer, keys.batch)
     expected = f"expected the info {labels[0]!r} and the 32 bytes of the digest, and no aad; seen "
-    first, infos = sealed[0], list(_infos(keys, *labels))
+    infos = list(_infos(keys, *labels))
     whose = [("", private), (f"the {'analyzer' if outer else 'batch'}'s key", wrong)]
-    tries = [(one, two, _AES, k, info) for (one, k), (two, info) in product(whose, infos)]
-    tries += [(name, "", aead, private, infos[0][1]) for name, aead in _OTHERS.items()]
-    for one, two, aead, key, info in tries:
-        if _opens(aead, key, info, first):
-            return f"{expected}{', '.join(filter(None, (one, two)))}"
-    plain = [_decrypt_unchecked(private, infos[0][1], each) for each in sealed]
-    if _makes_sense(keys, plain, outer=outer):
-        return f"{expected}a text that decrypts, with a wrong tag: is the aad not empty?"
-    return f"{expected}another mistake"
-
-
-def _opens(aead: hpke.AEAD, private: bytes, info: bytes, sealed: bytes) -> bool:
-    suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, aead)
+    for (one, aead), (two, key), (three, info) in product(_AEADS.items(), whose, infos):
+        suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, aead)
+        with suppress(InvalidTag, ValueError):
+            suite.decrypt(sealed[0], X25519PrivateKey.from_private_bytes(key), info)
+            return expected + ", ".join(filter(None, (one, two, three)))
     try:
-        return suite.decrypt(sealed, X25519PrivateKey.from_private_bytes(private), info) is not None
-    except (InvalidTag, ValueError):
-        return False
-
-
-def _makes_sense(keys: BatchKeys, plain: Sequence[bytes], *, outer: bool) -> bool:
-    d = keys.context.descriptor
-    if not outer:
-        return all(int.from_bytes(text, "big") <= d.layout.dummy for text in plain)
-    try:
-        return bool(d.word_bits and _unmask(keys, plain[0]).size) or _opens(
-            _AES, keys.analyzer, keys.context.message_info, plain[0][: d.message_bytes]
-        )
-    except MistakeError:
-        return False
+        plain = b"".join(_decrypt_unchecked(private, infos[0][1], each) for each in sealed)
+        _ = _read_inner(keys, plain) if outer else _histogram(keys.context.descriptor, plain)
+    except ValueError:  # also a point of low order
+        return f"{expected}another mistake"
+    return f"{expected}a text that decrypts, with a wrong tag: is the aad not empty?"
 
 
 def _decrypt_unchecked(private: bytes, info: bytes, sealed: bytes) -> bytes:
-    """Opens a seal without checking its tag (RFC 9180, sections 4.1 and 5.1; base mode)."""
-    kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x01"
+    """Opens a seal without checking its tag (RFC 9180, sections 4.1 and 5.1; base mode).
 
-    def extract(name: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
-        return hmac.digest(salt or bytes(32), b"HPKE-v1" + name + label + secret, "sha256")
-
-    def expand(name: bytes, secret: bytes, label: bytes, info: bytes, size: int) -> bytes:
-        text = size.to_bytes(2, "big") + b"HPKE-v1" + name + label + info
-        return hmac.digest(secret, text + b"\x01", "sha256")[:size]
-
-    key, enc = X25519PrivateKey.from_private_bytes(private), sealed[:KEY_BYTES]
-    try:
-        dh = key.exchange(X25519PublicKey.from_public_bytes(enc))
-    except ValueError:  # a point of low order
-        dh = bytes(KEY_BYTES)
-    both = enc + key.public_key().public_bytes_raw()
-    shared = expand(kem, extract(kem, b"", b"eae_prk", dh), b"shared_secret", both, 32)
-    ids = extract(suite, b"", b"psk_id_hash", b""), extract(suite, b"", b"info_hash", info)
-    secret, context = extract(suite, shared, b"secret", b""), b"\x00" + b"".join(ids)
-    aes = expand(suite, secret, b"key", context, 16)
-    nonce = expand(suite, secret, b"base_nonce", context, 12) + b"\x00\x00\x00\x02"
-    stream = Cipher(algorithms.AES128(aes), modes.CTR(nonce)).decryptor()
+    Raises ValueError if its ephemeral key is a point of low order.
+    """
+    kem, suite = b"HPKE-v1KEM\x00\x20", b"HPKE-v1HPKE\x00\x20\x00\x01\x00\x01"
+    mac, key = partial(hmac.digest, digest="sha256"), X25519PrivateKey.from_private_bytes(private)
+    dh = key.exchange(X25519PublicKey.from_public_bytes(enc := sealed[:KEY_BYTES]))
+    kem_context = enc + key.public_key().public_bytes_raw()
+    eae_prk = mac(bytes(32), kem + b"eae_prk" + dh)
+    shared_secret = mac(eae_prk, b"\x00\x20" + kem + b"shared_secret" + kem_context + b"\x01")
+    context = mac(bytes(32), suite + b"psk_id_hash") + mac(bytes(32), suite + b"info_hash" + info)
+    secret, end = mac(shared_secret, suite + b"secret"), b"\x00" + context + b"\x01"
+    aes = mac(secret, b"\x00\x10" + suite + b"key" + end)[:16]
+    nonce = mac(secret, b"\x00\x0c" + suite + b"base_nonce" + end)[:12]
+    stream = Cipher(algorithms.AES128(aes), modes.CTR(nonce + b"\x00\x00\x00\x02")).decryptor()
     return stream.update(sealed[KEY_BYTES : -seals.TAG_BYTES])
 
 
 def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
     """Returns the noise bits of a counter in a report, and the probability of a 1."""
-    noise = d.to_noise()
-    if isinstance(noise, Flips):
-        return 1, noise.f
-    return (noise.bits, noise.p) if isinstance(noise, Noise) else (0, 0.0)
+    noise = d.batch_noise
+    bits = (noise.bits, noise.p) if isinstance(noise, Noise) else (0, 0.0)
+    return (1, noise.f) if isinstance(noise, Flips) else bits
 
 
-def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
-    """Yields what is right and what is wrong about one report, whatever its episode is.
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A number that was observed, and its distribution for a correct client, from 0 on.
 
-    The number of ones is wrong if it is less likely than `UNLIKELY`.
+    Tests of the same ``name`` in several batches may be added.
     """
-    d, layout = keys.context.descriptor, keys.context.descriptor.layout
-    try:
-        report = read_report(keys, sealed)
-    except MistakeError as mistake:
-        yield Finding(False, "seals", mistake.section, mistake.detail)
-        return
-    yield Finding(True, "seals", "3.4", f"all open; {d.padding.messages} messages")
-    fresh = len(set(report.ephemeral)) == len(report.ephemeral)
-    yield Finding(fresh, "ephemeral keys", "3.4", "all differ" if fresh else "one is used twice")
-    (bits, p), counts = noise_bits(d), report.counts[: layout.counters]
-    N, ones, data = bits * layout.counters, int(counts.sum()), layout.cells
-    above = special.bdtrc(ones - data - 1, N, p) if ones > data else 1.0
-    likely = bool(min(special.bdtr(ones, N, p), above) > UNLIKELY)
-    detail = f"{ones} ones of counters; expected about {N * p:.4g} of noise, up to {data} of data"
-    yield Finding(likely, "noise", "7", detail)
-    most, limit = int(counts.max()), 1 + bits
-    detail = f"at most {most} ones of a counter; expected up to {limit}"
-    yield Finding(most <= limit, "counters", "7", detail)
+
+    section: str
+    name: str
+    observed: int
+    law: Floats
+
+    def __add__(self, other: "Test") -> "Test":
+        law = np.convolve(self.law, other.law)
+        return Test(self.section, self.name, self.observed + other.observed, law)
+
+    @property
+    def fault(self) -> MistakeError | None:
+        """The mistake if `observed` is too small or too large (two-sided, at `LEVEL`), or None."""
+        below, above = self.law[: self.observed + 1].sum(), self.law[self.observed :].sum()
+        if min(below, above) > LEVEL / 2:
+            return None
+        mean = float(self.law @ np.arange(self.law.size))
+        detail = f"{self.name}: expected about {mean:.4g}, seen {self.observed}"
+        return MistakeError(self.section, detail)
+
+
+@lru_cache(maxsize=512)
+def binomial(N: int, p: float) -> Floats:
+    """Returns the probabilities of 0 to N ones among N bits."""
+    return np.diff(special.bdtr(np.arange(N + 1.0), N, p), prepend=0)
+
+
+@dataclass(frozen=True)
+class BatchLaw:
+    """The law of a batch's reports where episodes begin in state 0 and transitions are certain.
+
+    ``next_states`` and ``rewards`` (H, X, A) are the state after an action and the mean reward.
+    """
+
+    descriptor: BatchDescriptor
+    next_states: Ints
+    rewards: Floats
+
+    @cached_property
+    def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
+        """A row for each policy: sets of counters (an episode raises one counter of each set); the
+        counters of reward bits 1, by step; the means of the reward bits."""
+        d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
+        for policy in d.mixture.policies:
+            x = np.zeros(d.horizon + 1, dtype=np.int64)
+            for step in h:
+                x[step + 1] = self.next_states[step, x[step], policy[step, x[step]]]
+            a = policy[h, x[:-1]]
+            means = (self.rewards[h, x[:-1], a] - d.reward_low) / (d.reward_high - d.reward_low)
+            zero, one = (d.layout.encode(Episode(x, a, np.full_like(a, bit))) for bit in (0, 1))
+            sets = [np.unique(pair) for pair in zip(zero, one, strict=False)]
+            found.append((sets, one if "joint" in d.layout.shapes else one[zero.size :], means))
+        return found
+
+    def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
+        """Returns which reports (n, C + 1) may hold an episode of each policy: (n, M)."""
+        found = [[counts[:, c].any(axis=1) for c in required] for required, *_ in self.paths]
+        return np.asarray(np.array(found).all(axis=1).T)
+
+    def mistakes(
+        self, counts: Ints, seen: set[bytes], pooled: dict[str, Test]
+    ) -> Iterator[MistakeError]:
+        """Yields what is wrong with all reports (n, C + 1) of a batch.
+
+        ``seen`` has the noise of earlier batches; ``pooled`` adds up tests of section 6.
+        """
+        yield from (certain := list(self._certain(counts)))
+        (bits, p), noise = noise_bits(self.descriptor), counts[:, self._never].astype(np.uint8)
+        chance = len(noise) ** 2 * (p * p + (1 - p) ** 2) ** noise.shape[1]
+        rows = [row.tobytes() for row in noise] if bits and TESTS * chance < LEVEL else []
+        if len({*rows} - seen) < len(rows):
+            detail = "expected fresh noise in every report; seen the same in several"
+            yield MistakeError("7", detail)
+        seen |= {*rows}
+        tests = [] if certain else [*self._noise_tests(counts), *self._episode_tests(counts)]
+        for test in (test for test in tests if test.section[0] == "6"):
+            pooled[test.name] = pooled[test.name] + test if test.name in pooled else test
+        failed = [test for test in tests if test.section[0] != "6" and test.fault]
+        # Too little noise fails many tests: the first shows how much, one that saw 0 shows where.
+        where = [test for test in failed[1:] if not test.observed]
+        yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
+
+    def _certain(self, counts: Ints) -> Iterator[MistakeError]:
+        """Yields mistakes that no draw can explain."""
+        bits, most = noise_bits(self.descriptor)[0], int(counts[:, :-1].max())
+        lost = int((~self.matches(counts).any(axis=1)).sum())
+        if lost and self.descriptor.trust != "local":
+            detail = f"{lost} of {len(counts)} reports hold no episode of the batch's mixture"
+            detail += f" at step {self.descriptor.layer}" * (self.descriptor.layer is not None)
+            yield MistakeError("5.3", f"{detail}{self._other_order(counts)}")
+        elif most > bits + 1:
+            limit = f"expected at most {bits + 1} ones of a counter in a report, {bits} of noise"
+            seen = f"{most} of index {counts[:, :-1].max(axis=0).argmax()}"
+            yield MistakeError("7" if bits else "10", f"{limit}; seen {seen}")
+
+    @cached_property
+    def _never(self) -> Ints:
+        """The counters that no episode raises. They hold noise only."""
+        raised = [np.concatenate([*required, ones]) for required, ones, _ in self.paths]
+        return np.setdiff1d(np.arange(self.descriptor.layout.counters), np.concatenate(raised))
+
+    @cached_property
+    def _coordinates(self) -> npt.NDArray[np.int64]:
+        """The family (by number), h, x, a, x', r of every counter; -1 for a missing coordinate."""
+        layout, start = self.descriptor.layout, 0
+        table = np.full((layout.counters, len(AXES)), -1)
+        for number, block in enumerate(layout.split(np.ones(layout.counters)).values()):
+            at = np.argwhere(block)
+            rows = table[start : (start := start + len(at))]
+            rows[:, 0], rows[:, 1 : at.shape[1] + 1] = number, at
+        return table
+
+    def _other_order(self, counts: Ints) -> str:
+        """Names another order of the counters, or another step, in which all hold an episode."""
+        if self.matches(np.roll(counts[:, :-1], -1, axis=1)).any(axis=1).all():
+            return "; all hold one with 1 added to every index"
+        for axes in permutations(range(len(AXES))):
+            order = np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
+            if self.matches(counts[:, order]).any(axis=1).all():
+                return f"; all hold one in the order ({', '.join(AXES[axis] for axis in axes)})"
+        d = self.descriptor
+        for h in range(d.horizon) if d.layer is not None and not d.support else ():
+            other = BatchDescriptor.model_construct(**dict(d) | {"layer": h})
+            if replace(self, descriptor=other).matches(counts).any(axis=1).all():
+                return f"; all hold one of step {h}"
+        return ""
+
+    def _noise_tests(self, counts: Ints) -> Iterator[Test]:
+        """Yields tests of the noise in reports (n, C + 1), on counters that no episode raises."""
+        (bits, p), n, noise = noise_bits(self.descriptor), len(counts), counts[:, self._never]
+        N, size, totals = n * bits, self._never.size, noise.sum(axis=0)
+        groups = {"all counters without data": np.ones(size, dtype=np.bool_)}
+        for axis, values in zip(AXES, self._coordinates[self._never].T, strict=True):
+            for value in np.unique(values[values >= 0]):
+                groups[f"counters with {axis} = {value}"] = values == value
+        for name, group in groups.items():
+            law = binomial(N * int(group.sum()), p)
+            yield Test("7", f"noise of {name}", int(totals[group].sum()), law)
+        law = binomial(size, (1 - p) ** N)
+        yield Test("7", "counters that no report gave noise", int((totals == 0).sum()), law)
+        law = np.diff(np.cumsum(binomial(N, p)) ** size, prepend=0)
+        yield Test("7", "most noise of one counter", int(totals.max()), law)
+        above = np.cumsum(binomial(bits * size, p)[::-1])[::-1] ** n
+        least = int(noise.sum(axis=1).min())
+        yield Test("7", "least noise of one report", least, -np.diff(above, append=0))
+
+    def _episode_tests(self, counts: Ints) -> Iterator[Test]:
+        (bits, p), n, matches = noise_bits(self.descriptor), len(counts), self.matches(counts)
+        weights, local = self.descriptor.mixture.probabilities, self.descriptor.trust == "local"
+        for k, (required, ones, means) in enumerate(self.paths):
+            hidden = p * (1 - p) ** (required[0].size - 1) if local else 0.0
+            own = (1 - hidden) ** len(required)
+            by_noise = (1 - (1 - p) ** (bits * required[0].size)) ** len(required)
+            law = binomial(n, weights[k] * own + (1 - weights[k]) * by_noise)
+            yield Test("6.1", f"reports with policy {k}", int(matches[:, k].sum()), law)
+            for h, c in enumerate(ones):
+                q, name = weights[k] * means[h], f"reward bits at step {h} of policy {k}, sent if 1"
+                law = np.convolve(binomial(n, q), binomial(n * bits, p))
+                law = binomial(n, q + p - 2 * q * p) if local else law
+                yield Test("6.2", name, int(counts[:, c].sum()), law)
+            if not local:
+                sure, cells = matches[:, k] & (matches.sum(axis=1) == 1), np.concatenate(required)
+                extra = int((counts[sure][:, cells].sum(axis=1) - len(required)).sum())
+                law = binomial(int(sure.sum()) * bits * cells.size, p)
+                yield Test("5.3", "messages beside one episode's on its counters", extra, law)
+
+
+def check_reports(
+    law: BatchLaw, reports: Sequence[Tries], seen: set[bytes], pooled: dict[str, Test]
+) -> Iterator[MistakeError]:
+    """Yields mistakes in a batch; ``seen`` has noise and ephemeral keys of earlier reports."""
+    opened, wrong = list[Ints](), Counter[tuple[str, str]]()
+    for tries in reports:
+        try:
+            opened.append(open_report(tries, seen))
+        except MistakeError as mistake:
+            wrong[mistake.args] += 1
+    for (section, detail), count in wrong.most_common(3):
+        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
+    if len(opened) == law.descriptor.n:
+        yield from law.mistakes(np.stack(opened), seen, pooled)
+
+
+def open_report(tries: Tries, seen: set[bytes]) -> Ints:
+    """Opens all uploads of a report. Raises MistakeError if they differ, or repeat a key."""
+    found = [read_report(keys, sealed) for keys, sealed in tries]
+    opened, ephemeral = [counts for counts, _ in found], [keys for _, keys in found]
+    if any((counts != opened[-1]).any() for counts in opened):
+        detail = "expected the same messages, sealed to the new key; seen other messages"
+        raise MistakeError("13.7", detail)
+    if not all(map(seen.isdisjoint, ephemeral)) or len({*ephemeral[-1]}) < len(ephemeral[-1]):
+        raise MistakeError("3.4", "expected a new ephemeral key in every seal; seen one twice")
+    seen.update(*ephemeral)
+    return opened[-1]

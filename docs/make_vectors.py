@@ -1,4 +1,4 @@
-"""Test vectors of docs/protocol.md. ``python -m docs.make_vectors`` writes the same bytes always.
+"""Makes the test vectors of docs/protocol.md, the same each time: ``python -m docs.make_vectors``.
 
 All keys follow from names by SHA-256. All random draws come from tapes, which are SHAKE-256 streams
 of names. HPKE with a known ephemeral key exists here and in no other place: it would make seals
@@ -33,6 +33,7 @@ from riffle.common.mechanism.counters import (
 from riffle.common.mechanism.parameters import Noise, Padding, honest_reports
 from riffle.common.mechanism.randomness import Randomness, bernoulli, draw_counts
 from riffle.common.protocol import descriptor as d
+from riffle.common.protocol import signatures
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.common.protocol.hpke import open_histogram
 from riffle.common.protocol.verification import batch_event
@@ -55,7 +56,7 @@ def secret(name: str) -> bytes:
 
 @dataclass
 class Tape:
-    """A stream of bytes that follows from a name, and what was read of it."""
+    """A stream of bytes that follows from a name. ``used`` counts the bytes that were read."""
 
     name: str
     used: int = 0
@@ -67,7 +68,7 @@ class Tape:
 
     @property
     def random(self) -> Randomness:
-        """The tape as a source of draws. Riffle's own sources are two other types."""
+        """The tape as a source of draws. No code of Riffle's uses this type of source."""
         return cast("Randomness", self)
 
 
@@ -96,7 +97,7 @@ def _extract(suite: bytes, salt: bytes, label: bytes, ikm: bytes) -> bytes:
 
 
 def _expand(suite: bytes, prk: bytes, label: bytes, info: bytes, size: int) -> bytes:
-    """At most 32 bytes, so one block of HKDF-Expand is enough."""
+    """Returns at most 32 bytes of HKDF-Expand, so one block is enough."""
     text = size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
     return hmac.digest(prk, text + b"\x01", "sha256")[:size]
 
@@ -185,6 +186,9 @@ FAMILIES: tuple[Families, ...] = ("joint", "lean", "paper")
 SUPPORT: Json = {"start": [0], "next": [[[[0], [0, 1]], [[1], [0, 1]]]]}
 FLIPS = {"kind": "flips", "bits": 1, "p_numerator": 1 << 29, "p_log2": 32}
 LAPLACE = {"kind": "laplace", "bits": 1, "p_numerator": 1 << 30, "p_log2": 32}
+HALVES = {"bits": 5, "p_numerator": 1, "p_log2": 1}
+ONE_STEP: Json = {"layer": 1, "data_slots": 1}
+WEAKEST: Json = {"epsilon": 100.0, "beta": 0.99, "dishonest_fraction": 0.0}
 FAIR = {"kind": "binomial", "bits": 400, "p_numerator": 1, "p_log2": 1}
 ONE: Json = {"data_slots": 1, "noise_slots": 0}
 WORKFLOWS: dict[str, Json] = {
@@ -201,7 +205,7 @@ def fields(**changes: Json | Value) -> Json:
     base: Json = {
         "version": 1,
         "run_id": run_id,
-        "batch_id": d.batch_id(str(run_id), cast("int", deployment)),
+        "batch_id": signatures.batch_id(str(run_id), cast("int", deployment)),
         "shuffler_id": "shuffler-1",
         "deployment": deployment,
         "trust": "shuffle",
@@ -248,9 +252,9 @@ def signed(
     digest = hashlib.sha256(d.LABEL_DIGEST + data).digest()
     return {
         "descriptor": text,
-        "coordinator_signature": d.sign_deposit(coordinator, data),
+        "coordinator_signature": signatures.sign_deposit(coordinator, data),
         "batch_key": batch_key,
-        "shuffler_signature": d.countersign(shuffler, digest, bytes.fromhex(batch_key)),
+        "shuffler_signature": signatures.countersign(shuffler, digest, bytes.fromhex(batch_key)),
     }
 
 
@@ -285,6 +289,7 @@ def descriptors() -> dict[str, str]:
     texts["only members without a default"] = json.dumps(least)
     texts["other blanks and order"] = "\n " + json.dumps(fields(), indent=1, sort_keys=True) + "\n"
     texts["escapes"] = written().replace("Example", "\\u0045xample")
+    texts["overflow"] = written(**ONE_STEP, n=1, noise=HALVES, noise_slots=22, guarantee=WEAKEST)
     return texts
 
 
@@ -297,6 +302,7 @@ DEFAULTS = {
 OWNERS: dict[str, Json] = {
     "two bytes an index": {"states": 4, "horizon": 6, "beta": 0.99, "epsilon": 100.0},
     "epochs": {"shortest_epoch": 604_800},
+    "overflow": {"beta": 0.99, "dishonest_fraction": 0.0},
 }
 """The settings of owners who accept the descriptors that `OWNER` refuses."""
 
@@ -307,7 +313,7 @@ def context_of(text: str) -> d.Context:
 
 
 def descriptor_vectors() -> Json:
-    """Valid descriptors, with everything that follows from their bytes."""
+    """Returns valid descriptors, with everything that follows from their bytes."""
     vectors = []
     for name, text in descriptors().items():
         context = context_of(text)
@@ -328,7 +334,7 @@ def descriptor_vectors() -> Json:
             }
         )
     ids = [
-        {"run_id": run, "deployment": number, "batch_id": d.batch_id(run, number)}
+        {"run_id": run, "deployment": number, "batch_id": signatures.batch_id(run, number)}
         for run, number in ((RUN_ID, 0), (RUN_ID, 1), ("ff" * 16, 2**53 - 1))
     ]
     keys = [{"public": KEYS[n]["public"], "key_id": key_id(n)} for n in ("analyzer", "batch")]
@@ -350,14 +356,14 @@ def descriptor_vectors() -> Json:
 
 def key_id(name: str) -> str:
     """Returns the id of a named public key."""
-    return d.key_id(bytes.fromhex(KEYS[name]["public"]))
+    return signatures.key_id(bytes.fromhex(KEYS[name]["public"]))
 
 
 # ---- refusals -----------------------------------------------------------------------------------
 
 
 def refusal_vectors() -> Json:
-    """Envelopes with one fault each: the check that finds it, and its problem."""
+    """Returns envelopes with one fault each, the check that finds it, and its problem."""
     return {"now": NOW, "keys": KEYS, "owner": OWNER, "vectors": list(_refusals())}
 
 
@@ -400,6 +406,11 @@ def _signature_faults() -> Iterator[Json]:
     yield _case("another batch than asked for", 5, "wrong-recipient", good) | {"asked": "ff" * 16}
 
 
+QUARTERS: Json = {"reward_low": 0.25, "reward_high": 0.75}
+QUARTERS["owner"] = dict(QUARTERS)
+STAYING: Json = {"start": [0], "next": [[[[0], [0]], [[0, 1], [0, 1]]]]}
+"""State 1 is never reached."""
+SILENT_ROW: Json = STAYING | {"next": [[[[0], [0]], [[], []]]]}
 EVERY: Json = {"start": [0], "next": [[[[0, 1], [0, 1]], [[0, 1], [0, 1]]]]}
 SILENT: Json = {
     "owner": {"dishonest_fraction": 0.0, "epsilon": 5.0},
@@ -453,6 +464,9 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
     ("another horizon", 17, "wrong-size", {"owner": {"horizon": 3}}),
     ("narrower rewards", 18, "wrong-size", {"reward_high": 0.5}),
     ("rewards that begin above", 18, "wrong-size", {"reward_low": 0.1}),
+    ("rewards as declared here", 0, None, QUARTERS),
+    ("a least reward that is too large", 18, "wrong-size", QUARTERS | {"reward_low": 0.3}),
+    ("a greatest reward that is too small", 18, "wrong-size", QUARTERS | {"reward_high": 0.7}),
     (
         "steps that differ here",
         19,
@@ -465,6 +479,18 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
         20,
         "wrong-recipient",
         {"support": SUPPORT, "owner": {"support": EVERY}},
+    ),
+    (
+        "a support that leaves out what is never reached",
+        0,
+        None,
+        {"support": SILENT_ROW, "owner": {"support": STAYING}},
+    ),
+    (
+        "a support that leaves out a start",
+        20,
+        "wrong-recipient",
+        {"support": STAYING, "owner": {"support": STAYING | {"start": [0, 1]}}},
     ),
     ("a support with more transitions", 0, None, {"support": EVERY, "owner": {"support": SUPPORT}}),
     ("seeded", 21, "test-entry-refused", {"test_seed": 0}),
@@ -514,6 +540,18 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
         "weak-guarantee",
         {"guarantee": {"epsilon": 0.5, "beta": 0.01, "dishonest_fraction": 0.05}},
     ),
+    (
+        "a promise kept at the owner's dishonest fraction only",
+        26,
+        "weak-guarantee",
+        {"guarantee": {"epsilon": 1.0, "beta": 0.01, "dishonest_fraction": 0.5}},
+    ),
+    (
+        "a promise kept at the owner's beta only",
+        26,
+        "weak-guarantee",
+        {"guarantee": {"epsilon": 1.0, "beta": 0.0001, "dishonest_fraction": 0.05}},
+    ),
 )
 """Name, number of the check (0: accepted), problem, and the changes of descriptor and owner."""
 
@@ -522,7 +560,7 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
 
 
 def parsing_vectors() -> Json:
-    """Texts that parse or not. ``repeat`` keeps the file small: a mark stands for a repetition."""
+    """Returns texts that parse or not. With ``repeat``, a mark in a text stands for many copies."""
     return {"vectors": [*_limits(), *_faults()]}
 
 
@@ -550,6 +588,10 @@ def _faults() -> Iterator[Json]:
         ),
         "a line feed in a name": ("shuffler-1", "shuffler-1\\n"),
         "a letter outside ASCII": ("shuffler-1", "shuffler-\\u0661"),
+        "half a surrogate pair": ("shuffler-1", "shuffler-\\ud800"),
+        "a member twice, once with an escape": ('"n":200', '"n":200,"\\u006e":200'),
+        "an integer that begins with 0": ('"n":200', '"n":0200'),
+        "lists in a hundred lists": ('"test_seed":null', f'"test_seed":{"[" * 100}{"]" * 100}'),
         "another version": ('"version":1', '"version":2'),
         "an unknown member of noise": ('"bits":1', '"bits":1,"seed":7'),
         "an unknown member of the guarantee": ('"beta"', '"delta":0.1,"beta"'),
@@ -563,6 +605,13 @@ def _faults() -> Iterator[Json]:
         "descriptor": text.replace("1.0,", "1,"),
         "problem": None,
     }
+    negative = {"-0 as an integer": '"deployment":0', "-0 as a number": '"reward_low":0.0'}
+    for name, old in negative.items():
+        yield {
+            "name": name,
+            "descriptor": text.replace(old, old.replace(":", ":-")),
+            "problem": None,
+        }
     yield {"name": "an array", "descriptor": "[]", "problem": "malformed"}
     for name in ("n", "run_id", "noise", "guarantee", "families", "analyzer_key"):
         rest = {k: v for k, v in fields().items() if k != name}
@@ -637,7 +686,7 @@ def _bad_fields() -> dict[str, Json]:
 
 
 def _limits() -> Iterator[Json]:
-    """Each limit: a text at the limit, which parses, and one beyond it, which does not."""
+    """Yields two texts for each limit: one at the limit parses, and one beyond it does not."""
     top = 1 << 32
     one: Json = {"weights": [top], "layer": 0, "data_slots": 1}
     flat = one | {"horizon": 1, "policies": [[["@zeros", 0]]]}
@@ -726,7 +775,7 @@ def _largest_fit(noise: Json) -> int:
 
 
 def counter_vectors() -> Json:
-    """Layouts of counters, and episodes as indices; null for an episode outside the support."""
+    """Returns layouts of counters, and episodes as indices; null for one outside the support."""
     steps: Json = {"start": [0, 2], "next": [_table(h) for h in range(3)]}
     always: Json = {"start": [1], "next": [_table(0)]}
     vectors = []
@@ -824,7 +873,7 @@ def _shown(episode: Episode) -> Json:
 
 
 def draw_vectors() -> Json:
-    """Draws from given bytes. A node may draw in other ways that have exactly the same law."""
+    """Returns draws from given bytes. A node may draw in other ways that have the same law."""
     return {
         "policies": _policy_draws(),
         "rewards": [*_reward_draws()],
@@ -857,14 +906,14 @@ def _flip_draws() -> list[Json]:
     for name in ("joint", "paper"):
         batch = context_of(descriptors()[f"local {name} all any"]).descriptor
         episode, tape = _episode(f"flips {name}", Sizes(2, 2, 2), None), Tape(f"flips {name}")
-        layout, noise = batch.layout, batch.to_noise()
+        layout, noise = batch.layout, batch.batch_noise
         report = workflow.encode(layout, noise, batch.padding, episode, tape.random)
         row = {"descriptor": f"local {name} all any", **_shown(episode)}
         row |= {"words_le": Tape(tape.name).read(tape.used).hex()}
         rows.append(row | {"plaintext": bytes(report.tolist()).hex()})
     edge = (1 << 29).to_bytes(4, "little") + ((1 << 29) - 1).to_bytes(4, "little")
     batch = context_of(descriptors()["local joint all any"]).descriptor
-    report = workflow.encode(batch.layout, batch.to_noise(), batch.padding, None, Bytes(edge * 16))  # type: ignore[arg-type]
+    report = workflow.encode(batch.layout, batch.batch_noise, batch.padding, None, Bytes(edge * 16))  # type: ignore[arg-type]
     plaintext = bytes(report.tolist()).hex()
     last = {"descriptor": "local joint all any", "states": None, "words_le": (edge * 16).hex()}
     return [*rows, last | {"plaintext": plaintext}]
@@ -911,12 +960,13 @@ def _noise_draw(counters: int, bits: int, numerator: int, log2: int, name: str) 
 
 
 def report_vectors() -> Json:
-    """Whole reports of each workflow, family, scope and support, with all that was drawn.
+    """Returns whole reports of each workflow, family, scope and support, with all their draws.
 
     The ephemeral private key of seal i is `secret` of the vector's name and i.
     """
     names = [*descriptors()][:48]
     names += ["two bytes an index", "tables for each step", "words of 32 bits", "binomial noise"]
+    names += ["overflow"]
     vectors = [_report(name, failed=False) for name in names]
     vectors += [_report(f"{w} joint all any", failed=True) for w in WORKFLOWS]
     return {"ephemeral": "SHA-256 of 'riffle vectors: ' NAME ' ' i, in ASCII", "vectors": vectors}
@@ -928,7 +978,7 @@ def _report(name: str, *, failed: bool) -> Json:
     support = json.loads(descriptors()[name])["support"]
     episode = None if failed else _episode(name, batch.sizes, support)
     title = f"{name}, failed" if failed else name
-    noise, tape = batch.to_noise(), Tape(f"report {title}")
+    noise, tape = batch.batch_noise, Tape(f"report {title}")
     made = workflow.encode(layout, noise, batch.padding, episode, tape.random, batch.word_bits)
     vector: Json = {"name": title, "descriptor": name}
     vector["episode"] = None if episode is None else _shown(episode)
@@ -945,6 +995,8 @@ def _report(name: str, *, failed: bool) -> Json:
         rows = made.reshape(-1, symbols.count).tolist()
         texts = [b"".join(v.to_bytes(symbols.width, "big") for v in row) for row in rows]
         vector["plaintexts"] = [text.hex() for text in texts]
+        if isinstance(noise, Noise) and sum(vector["noise"]) > batch.noise_slots:
+            vector["kept"] = made[-batch.noise_slots :].tolist()
         seals = zip(keys, texts, strict=False)
         inner = b"".join(seal(key, analyzer, context.message_info, text) for key, text in seals)
     report = seal(keys[-1], outer, context.report_info, inner)
@@ -980,7 +1032,7 @@ RFC_9180: Json = {
 
 
 def hpke_vectors() -> Json:
-    """RFC 9180's own vector, Riffle's seals, and seals that must not open."""
+    """Returns RFC 9180's own vector, Riffle's seals, and seals that must not open."""
     context = context_of(written())
     seals: list[Json] = []
     for name, info, key, text in (
@@ -997,7 +1049,7 @@ def hpke_vectors() -> Json:
 
 
 def _broken_seals(context: d.Context) -> Iterator[Json]:
-    """Seals with one fault each. The receiver expects the first one's key and info."""
+    """Yields seals with one fault each. The receiver expects the key and info of the first one."""
     ephemeral, public, text = secret("broken"), x25519(ANALYZER), b"\x06"
     info, digest = context.message_info, context.digest
     whole = seal(ephemeral, public, info, text)
@@ -1033,7 +1085,7 @@ def _plain_digest() -> bytes:
 
 
 def analyzer_vectors() -> Json:
-    """The permutation, the counts of messages, and the sum of masked vectors."""
+    """Returns the permutation, the counts of messages, and the sum of masked vectors."""
     return {
         "permutations": [_permutation(size) for size in (1, 2, 5, 40)],
         "opened": _opened(),
@@ -1049,7 +1101,7 @@ def _permutation(size: int) -> Json:
 
 
 def _opened() -> Json:
-    """Messages of a hand-over. One does not open and two name no counter: these have failed."""
+    """Returns messages of a hand-over. Three fail: one does not open, and two name no counter."""
     context, public = context_of(written()), x25519(ANALYZER)
     texts = (b"\x06", b"\x20", b"\x06", b"\x21", b"\xff", b"\x00", b"\x1f")
     info = context.message_info
@@ -1069,14 +1121,14 @@ def _debias() -> Iterator[Json]:
         ("central joint one any", [100, 60, -3, 25, 20, 80, 140, 25], 200),
         ("binomial noise", [200] * 31 + [263], 200),
     ):
-        noise = context_of(descriptors()[name]).descriptor.to_noise()
+        noise = context_of(descriptors()[name]).descriptor.batch_noise
         unbiased = workflow.debias(noise, N, np.array([*counts, last]))
         row: Json = {"descriptor": name, "n": N, "counts": counts, "last": last}
         yield row | {"unbiased": [float(f"{value:.9g}") for value in unbiased]}
 
 
 def _summed() -> Json:
-    """Three reports' worth of a batch of sums; one key is a point of low order."""
+    """Returns a batch of sums of three reports. The key of one is a point of low order."""
     context = context_of(descriptors()["sums joint one any"])
     C, bits = context.descriptor.layout.counters, 16
     keys, total, info = b"", sums.empty_sum(C, bits), context.mask_info
@@ -1100,7 +1152,7 @@ def _summed() -> Json:
 
 
 def accountant_vectors() -> Json:
-    """Batches with lower and upper bounds of epsilon, to 7 digits, rounded outward."""
+    """Returns batches with lower and upper bounds of epsilon, to 7 digits, rounded outward."""
     rows = []
     for gamma, beta in ((0.0, 1e-5), (0.05, 1e-5), (0.05, 1e-2), (0.3, 1e-3)):
         for name, changes in ACCOUNTED.items():
@@ -1165,7 +1217,7 @@ ACCOUNTED: dict[str, Json] = {
 
 
 def wire_vectors() -> Json:
-    """The requests of a node, and how it reads answers: final, or to be repeated after a wait."""
+    """Returns a node's requests, and how it reads answers: as final, or to be repeated later."""
     key = bytes(range(32))
     people = ("ann@example.org", "Ann@example.org", "", "J\u00fcrgen")
     return {
@@ -1233,7 +1285,7 @@ def _answer(status: int, slug: str, detail: str = "No.") -> str:
 
 
 def _answers() -> Iterator[Json]:
-    """Answers. ``final``: the problem that ends the request. ``wait``: repeat it after so long."""
+    """Yields answers. ``final``: this problem ends the request. ``wait``: seconds until a retry."""
     for slug, (kind, _) in PROBLEMS.items():
         temporary = kind in (408, 429) or kind >= 500
         end: Json = {"wait": 0} if temporary else {"final": slug}
@@ -1267,7 +1319,7 @@ PINS: list[Json] = [
     {"text": f"{'1f' * 32}\nname\n", "keys": None},
     {"text": f"{'1f' * 32}\u00e9\n", "keys": None},
 ]
-"""Files of pins: ``keys`` is null where the file must be refused."""
+"""Files of pinned keys: ``keys`` is null if a node must refuse the file."""
 
 FILES = {
     "hpke.json": hpke_vectors,

@@ -1,4 +1,4 @@
-"""Reference pages in docs/, made from the code. ``make docs`` writes them; a test compares them.
+"""Makes reference pages in docs/ from the code. ``make docs`` writes them; a test compares them.
 
 Learners and environments come from their docstrings, settings and commands from their own
 descriptions, REST from both services' OpenAPI documents, problems from the table of errors.
@@ -24,7 +24,7 @@ from riffle.common.server.service import ANY_CALLER, ANY_TOKEN
 from riffle.coordinator.app import create_app as coordinator_app
 from riffle.coordinator.learners.registry import BUILT_IN
 from riffle.coordinator.learning import ucbvi_shuffle
-from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
+from riffle.coordinator.learning.sdp_pe.constants import CONSTANTS, Constants
 from riffle.coordinator.learning.ucbvi_parameters import Bonus
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.cli.main import COMMANDS, build
@@ -68,7 +68,7 @@ def _paragraph(documented: object, which: int = 0) -> str:
 
 
 def _learner(factory: Callable[..., object]) -> str:
-    """Returns what a factory makes; one that is partial makes its first argument, a class."""
+    """Returns a learner's description: the docstring of its factory or of a partial's class."""
     documented = factory.args[0] if isinstance(factory, partial) else factory
     return _paragraph(documented).removeprefix("Makes ")
 
@@ -102,9 +102,9 @@ def learners_page() -> str:
         "ignore what the environment declares ([privacy](privacy.md#the-mechanism)). "
         "`--option homogeneous=true` declares that all its steps are alike.",
         "## Options of SDP-PE",
-        "`--option NAME=VALUE` replaces a constant of the preset that `--constants` names. All "
+        "`--option NAME=VALUE` replaces one of the constants that `--constants` names. All "
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",
-        _table(("option", *(f"`{name}`" for name in PRESETS), "meaning"), _sdp_pe_options()),
+        _table(("option", *(f"`{name}`" for name in CONSTANTS), "meaning"), _sdp_pe_options()),
         "## Options of batched UCBVI",
         "`ucbvi-shuffle`. What they do is in `coordinator/learning/ucbvi_shuffle.py`.",
         _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in shuffled.items())),
@@ -121,11 +121,11 @@ def learners_page() -> str:
 
 
 def _sdp_pe_options() -> Iterator[tuple[str, ...]]:
-    presets = [asdict(preset) for preset in PRESETS.values()]
+    sets = [asdict(each) for each in CONSTANTS.values()]
     meanings = option_meanings()
-    for name in presets[0]:
+    for name in sets[0]:
         if name != "name":
-            values = (preset[name] for preset in presets)
+            values = (each[name] for each in sets)
             shown = (f"`{round(v, 4) if isinstance(v, float) else v}`" for v in values)
             yield (f"`{name}`", *shown, meanings[name])
 

@@ -25,7 +25,7 @@ from riffle.common.protocol.wire import (
 )
 from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job
-from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.sealing import seal_reports
 from riffle.node_client.settings import Settings
 from riffle.node_client.trust import accept
 
@@ -53,7 +53,7 @@ class Node(HttpUser):
         self.job = self.job or self.open_job()
         if self.job is None:
             return
-        path = f"/v1/batches/{self.job.batch_id}"
+        path = f"/v1/batches/{self.job.batch.batch_id}"
         request = LeaseRequest(users=(secrets.token_hex(16),))
         answer = self.client.post(
             f"{path}/leases", data=request.model_dump_json(), name="lease", timeout=60
@@ -63,7 +63,7 @@ class Node(HttpUser):
             self.job = None
             return
         messages = slot_report(self.job.batch, ENVIRONMENT, leases[0].slot)[1]
-        body = frame(leases[0].lease, seal_reports(self.job.keys, pack(messages)))
+        body = frame(leases[0].lease, seal_reports(self.job.keys, messages[None]))
         with self.client.post(
             f"{path}/reports",
             data=body,

@@ -10,15 +10,16 @@ Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary M
 its variant of Algorithm 4 for full-information losses, and plain noise for bandit losses (Lemma
 5.6). There are two calibrations.
 
-`paper` takes paper 004 literally: Lap(3H/epsilon) for each family, times the levels of the tree.
-This does not give the stated epsilon. Replacing one user changes each visit family, N(x,a) and
-N(x,a,x'), by 2H in L1 (one entry down and one up in every layer), and bandit losses by up to 2H
-too. Under full information all XA losses may change (XA counts the pairs), because the new user may
-bring any l_k in [0, 1]. The true epsilon is Delta_1 / (3H) times the stated one; Delta_1 is 6H, or
-4H + XA under full information.
+`paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
+its levels. This noise does not give the stated epsilon. Replacing one user changes each visit
+family, N(x,a) and N(x,a,x'), by 2H in L1 (one entry down and one up in every layer). It also
+changes bandit losses by up to 2H. Under full information all XA losses may change (XA counts the
+pairs), because the new user may bring any l_k in [0, 1]. The true epsilon is Delta_1 / (3H) times
+the stated epsilon, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under full information.
 
-`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses, each with the least
-noise for its sensitivity (Laplace or analytic Gaussian); they compose to (epsilon, beta)-DP.
+`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Each gets the least
+noise for its sensitivity (Laplace or analytic Gaussian). Together they compose to (epsilon,
+beta)-DP.
 
 Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose):
 "LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
@@ -67,9 +68,9 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 @dataclass(frozen=True, slots=True)
 class AdversarialResult:
-    """A finished run: checkpoints ``episodes`` (C,), ``regret`` (C,) at them, time, constants.
+    """A finished run: checkpoints ``episodes`` (C,), the ``regret`` (C,) there, time, constants.
 
-    uniform_regret is the regret at K of choosing every action at random; a learner whose regret is
+    uniform_regret is the regret at K of choosing every action at random. A learner whose regret is
     not lower has learned nothing.
     """
 
@@ -81,7 +82,7 @@ class AdversarialResult:
 
     @property
     def total(self) -> float:
-        """Regret after K episodes."""
+        """The regret after K episodes."""
         return float(self.regret[-1])
 
 
@@ -103,7 +104,7 @@ def run(case: Case) -> AdversarialResult:
 def regret_curve(
     layers: Layers, P: FloatArray, policies: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns checkpoints and the exact regret there; policies and losses are (K, H, W, A)."""
+    """Returns checkpoints and the exact regret there. Policies and losses are (K, H, W, A)."""
     K = len(policies)
     suffered = np.cumsum((state_action(P, policies) * losses).sum(axis=(1, 2, 3)))
     totals = np.cumsum(losses, axis=0)
@@ -160,7 +161,7 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
 
 
 def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
-    """Returns the fields that a case's algorithm and environment have, without a file's folder."""
+    """Returns the fields that a case's algorithm and environment use, without a file's folder."""
     unused = {"eta", "parameters", "own"} | ({"estimator"} if case.name != "uob-lbps" else set())
     names = [field.name for field in fields(case) if field.name not in unused]
     recorded = {name: getattr(case, name) for name in names}
@@ -190,7 +191,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one release; a central agent releases `summed` values from a tree."""
+    """Returns the noise of one release. A central agent releases `summed` values from a tree."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"
@@ -213,7 +214,7 @@ def _sums(
 
 
 class Channel:
-    """The Privatizer of a case: noise on the cells that exist (no padding), and its precision.
+    """The Privatizer of a case: noise on the cells that exist (not on padding), and its precision.
 
     N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Under full information the
     losses form a stream of sums; under bandit feedback each episode's losses get their own noise.
@@ -250,7 +251,7 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns E of Assumption 2.3 after t contributions; all E hold with chance 1 - 2 delta."""
+        """Returns E of Assumption 2.3 at t. With probability 1 - 2 delta, it holds for all t."""
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)

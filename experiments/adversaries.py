@@ -1,7 +1,8 @@
 """Cases of adversarial runs: algorithm and guarantee, the layered MDP, and the losses.
 
-The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. The
-latter is the same for every seed, and unrolled in time: a state at two steps is two states.
+The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. Such an
+environment is the same for every seed, and is unrolled in time: the same state at two steps becomes
+two states.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.adversarial.layered import Layers, unroll
 from riffle.coordinator.learning.learner import BoolArray, FloatArray
-from riffle.node_client.environments.builtin import layered_mdp
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
+from riffle.node_client.environments.tabular import layered_mdp
 
 Algorithm = Literal["uc-o-reps", "uob-lbps", "uniform"]
 Adversary = Literal["stochastic", "switching", "drifting", "rewards"]
@@ -33,12 +34,12 @@ PHASES = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: algorithm, K episodes, guarantee, MDP and adversary; all recorded with the result.
+    """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records its fields.
 
     The algorithm `uniform` plays actions at random. scale multiplies beta of Eq. 3.1 (the paper has
-    1); eta None means the theorem's value; estimator is UOB-LBPS's form of Eq. 4.1. widths and
-    actions are for LayeredMDP-v0, parameters for any other environment; own is one that is a
-    Python object.
+    1). If eta is None, the run uses the theorem's. estimator is UOB-LBPS's form of Eq. 4.1. widths
+    and actions are for LayeredMDP-v0, parameters for any other environment. own is an environment
+    that is a Python object.
 
     Raises:
         LocalError: ``invalid-spec``: a name is unknown or a number out of range.
@@ -77,7 +78,7 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """True if the learner sees all losses (full information), not just its own (bandit)."""
+        """Returns whether the learner sees all losses (full information), not only its own."""
         return self.name == "uc-o-reps"
 
 
@@ -85,8 +86,8 @@ class Case:
 class LayeredWorld:
     """A layered MDP: transitions P (H, W, A, W), mean rewards r (H, W, A).
 
-    `decisions` (H, W, A) are the pairs that can have a loss: all, but for a first layer that only
-    draws the start.
+    `decisions` (H, W, A) are the pairs that can have a loss: all except those of a first layer that
+    only draws the start.
     """
 
     layers: Layers

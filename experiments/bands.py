@@ -1,4 +1,4 @@
-"""Means over seeds with their confidence bands: two-sided 95 % Student t intervals, pointwise."""
+"""Means over seeds with confidence bands: two-sided 95 % Student t intervals at each point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHOD = "two-sided 95 % Student t over seeds"
 
 
 def seeds_note(seeds: int) -> str:
-    """Returns a note on the number of seeds and the band; a single seed has no band."""
+    """Returns a note on the number of seeds and the band. A single seed has no band."""
     return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
 
 
@@ -47,7 +47,7 @@ def band(values: list[float]) -> tuple[float, list[float] | None]:
 
 
 def share(flags: list[bool | None]) -> float | None:
-    """Returns the share of true flags; None if the flag is undefined for any run."""
+    """Returns the share of true flags, or None if the flag of any run is None."""
     return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
 
 

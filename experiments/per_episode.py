@@ -1,11 +1,11 @@
 """Simulates UCBVI and its private variants, and returns the regret curve: `run`.
 
-These learners plan before every episode. One user is one episode and one update, so they run one
-user at a time, in loops that are compiled (`ucbvi`, with the algorithm in
-`coordinator.learning.ucbvi_parameters`). Regret is exact pseudo-regret.
+These learners plan before every episode. One user is one episode and one update, so users run one
+at a time, in compiled loops (`ucbvi`; `coordinator.learning.ucbvi_parameters` describes the
+algorithm). Regret is exact pseudo-regret.
 
-Draws are keyed: (seed, "episodes") for the environment, (seed, "noise") for the Privatizer. All
-noise here is seeded and only simulates the mechanisms: it protects nobody.
+Draws have the key (seed, "episodes") for the environment and (seed, "noise") for the Privatizer.
+All noise here is seeded and only simulates the mechanisms, so it protects nobody.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 from riffle.coordinator.learning.privatizers import NO_NOISE, AdditiveNoise, NoiseLevels
-from riffle.coordinator.learning.sdp_pe.presets import PRESETS
+from riffle.coordinator.learning.sdp_pe.constants import CONSTANTS
 from riffle.coordinator.learning.ucbvi_parameters import (
     Bonus,
     Trust,
@@ -54,9 +54,9 @@ class Result:
     """A finished run.
 
     episodes (c,) are the checkpoints, cumulative (c,) the pseudo-regret at them. switches counts
-    changes of the deployed policy. policy (H, X) is the last one deployed. constants holds every
-    constant that the run used. seconds is process time, which includes compilation if the loops
-    were not yet compiled.
+    changes of the deployed policy. policy (H, X) is the last deployed policy. constants holds every
+    constant that the run used. seconds is process time; it includes compilation if the loops were
+    not yet compiled.
     """
 
     learner: str
@@ -131,12 +131,13 @@ def run(
 ) -> Result:
     """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
-    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
-    `constants` names a preset (`practical`, `paper`), and `options` replace some of its constants:
-    fields of `Bonus`. Checkpoints are episode numbers in 1..K, K / 100 apart by default; K is
+    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof); these
+    learners have no `conference`.
+    `constants` names a set (`practical`, `paper`), and `options` replace some of its numbers:
+    fields of `Bonus`. Checkpoints are episode numbers in 1..K, by default K / 100 apart. K is
     always added.
 
-    Raises: LocalError: ``invalid-spec`` for an unknown learner, preset or option, K below one or a
+    Raises LocalError ``invalid-spec`` for an unknown learner, set or option, K below one, or a
     checkpoint outside 1..K; ``unavailable`` if numba is not installed.
     """
     points = checkpoints_of(K, checkpoints)
@@ -154,8 +155,8 @@ def checked(
     options: Mapping[str, Option],
 ) -> tuple[Bonus, NoiseLevels]:
     """Returns bonus and noise of a learner. Raises LocalError ``invalid-spec`` as `run` does."""
-    if constants not in PRESETS:
-        known = ", ".join(PRESETS)
+    if constants not in CONSTANTS:
+        known = ", ".join(CONSTANTS)
         raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
     if name not in PER_EPISODE:
         raise LocalError("invalid-spec", unknown_name("learner", name, PER_EPISODE))
@@ -221,13 +222,13 @@ def _run_compiled(
 
 
 def _exploration(setting: Setting) -> tuple[int, float]:
-    """Returns the kind of bonus, as numbered in `ucbvi`, and its logarithm."""
+    """Returns the kind of the bonus, as `ucbvi` numbers it, and the logarithm in the bonus."""
     kind = 0 if setting.bonus.name == "practical" else 1 if setting.trust is None else 2
     return kind, log_terms(setting.mdp.sizes, setting.K, DELTA)[kind]
 
 
 def _log_term(setting: Setting) -> float:
-    """Returns the logarithm in E of Assumption 4, or 0 if the bonus needs no E."""
+    """Returns the logarithm in E of Assumption 4 of 000, or 0 if the bonus needs no E."""
     if setting.bonus.name != "paper":
         return 0.0
     counters = layout_of(setting.mdp.sizes, setting.calibration).counters
@@ -237,7 +238,7 @@ def _log_term(setting: Setting) -> float:
 def checkpoints_of(K: int, given: Sequence[int] | None = None) -> Ints:
     """Returns the given episodes, or by default K/100, 2K/100, ..., and K, in order.
 
-    Raises LocalError ``invalid-spec`` if K is below one, or a given one is outside 1..K.
+    Raises LocalError ``invalid-spec`` if K is below one, or a given episode is outside 1..K.
     """
     if K < 1:
         raise LocalError("invalid-spec", f"K is {K}; it must be at least 1")

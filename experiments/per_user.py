@@ -2,11 +2,11 @@
 
 Each report is made by the node's own code. Draws are keyed by (run, batch, slot), like those of the
 services' test entry point. So a networked run with the same spec, run id and test seed has the same
-private counts in each batch, in whatever order reports arrive. No transition probabilities are
-needed, so every environment of a node can be simulated, at a cost per user.
+private counts in each batch, whatever the order in which reports arrive. The simulation needs no
+transition probabilities, so it can run every environment of a node. Its time grows with K.
 
-Seed 0 uses the spec's own seeds, so it is the run that the services would do with this spec and run
-id. Seed s adds s to the spec's seeds.
+Seed 0 uses the spec's own seeds: the services would do the same run with this spec and run id. Seed
+s adds s to the spec's seeds.
 """
 
 import time
@@ -32,24 +32,24 @@ from riffle.experiments.simulator import Run, run_batches
 from riffle.experiments.study import SeedResult, result_of
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.tabular import Environment, Modelled
-from riffle.node_client.episode import PreparedBatch, play, slot_randomness, slot_report
+from riffle.node_client.episode import play, slot_randomness, slot_report
 
 NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
-"""Number of users between two calls of ``on_users``, which receives how many more are done."""
+"""Number of users between two calls of ``on_users``, which gets that number."""
 
 
 def ignore(users: int) -> None:
-    """Does nothing; stands in where no caller follows the progress."""
+    """Does nothing. It is the callback if no caller follows the progress."""
 
 
 class Users:
     """The users of a run, one after another, and the outcomes of their episodes.
 
-    A node reports only how many episodes failed. Here ``failure`` is the error of the first failed
-    episode, in one line. ``rewards`` sums the reward bits of the other episodes.
+    ``failure`` is the error of the first failed episode, in one line; a node would report only how
+    many episodes failed. ``rewards`` sums the reward bits of the other episodes.
     """
 
     def __init__(self, environment: Environment, on_users: Callable[[int], None] = ignore) -> None:
@@ -58,7 +58,7 @@ class Users:
         self._environment = environment
         self._on_users = on_users
 
-    def report(self, batch: PreparedBatch, slot: int) -> Report:
+    def report(self, batch: BatchDescriptor, slot: int) -> Report:
         """Returns the symbols of the report by the user in a given slot of a batch."""
         episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1
@@ -79,21 +79,19 @@ class Users:
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean sum of reward bits per episode, over episodes that did not fail."""
+        """The mean number of reward bits of 1 in an episode that did not fail, or None."""
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 
-    def _failure_of(self, batch: PreparedBatch, slot: int) -> str:
+    def _failure_of(self, batch: BatchDescriptor, slot: int) -> str:
         """Runs a user's episode again, with the same draws, and returns the error that ends it."""
-        descriptor = batch.descriptor
         policy_draws, environment_draws = (
-            slot_randomness(descriptor, slot, purpose, test_entry=True)
+            slot_randomness(batch, slot, purpose, test_entry=True)
             for purpose in ("policy", "environment")
         )
         policy = batch.mixture.pick(word(policy_draws))
-        rewards = (descriptor.reward_low, descriptor.reward_high)
         try:
-            play(self._environment, policy, rewards, environment_draws, batch.layout)
+            play(self._environment, policy, batch.reward_range, environment_draws, batch.layout)
         except Exception as error:  # a user's environment may raise anything
             code: object = self._environment
             if isinstance(code, GymnasiumEnvironment):
@@ -127,16 +125,15 @@ def run_per_user(
 
 def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     """Returns the analyzer's histogram (C + 1,) of all n reports of a batch."""
-    plan = PreparedBatch.of(descriptor)
-    reports = [users.report(plan, slot) for slot in range(descriptor.n)]
-    if plan.word_bits:  # there are no dummies
+    reports = [users.report(descriptor, slot) for slot in range(descriptor.n)]
+    if descriptor.word_bits:  # there are no dummies
         return np.append(np.sum(reports, axis=0, dtype=np.int64), 0)
     symbols = np.concatenate(reports).reshape(-1, descriptor.symbols.count)
-    histogram, _ = count(descriptor.trust, plan.layout, symbols)
+    histogram, _ = count(descriptor.trust, descriptor.layout, symbols)
     return add_noise(descriptor, histogram)
 
 
-RUN_ID = "0" * 32  # keys the draws if the spec has no test seed
+RUN_ID = "0" * 32  # this id keys the draws if the spec has no test seed
 
 
 def run_seed(
@@ -160,7 +157,7 @@ def run_seed(
 def _public(counts: BatchCounts) -> dict[str, Any]:
     """Returns the fields that `coordinator.api.models.Counts` publishes, arrays as lists.
 
-    That module loads the services' libraries, which a simulation does not need.
+    Importing that module would load the services' libraries, which a simulation does not need.
     """
     fields = asdict(counts)
     for name in ("layout", "n", "term"):

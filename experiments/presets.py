@@ -1,11 +1,11 @@
 """The two preset runs of Riffle, and runs that differ from them in some respects.
 
 Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at epsilon = 1, beta =
-1e-5, with one symbol per step (`joint`), which takes the fewest messages. RiverSwim declares its
-possible transitions, and that all steps are alike, so private counts are pooled over steps.
-
+1e-5. They count one symbol per step (`joint`), which takes the fewest messages. RiverSwim declares
+its possible transitions, and that all steps are alike, so private counts are pooled over steps.
 ``demo`` has K = 10,000 and about 254,000 sealed messages. At this K, 40 of 40 simulated runs end
-within 5 % of the optimum, the worst at 99 % (docs/demo.md). ``riverswim`` has K = 20,000, as 000.
+within 5 % of the optimum, and the worst of them earns 99 % of it (docs/demo.md). ``riverswim`` has
+K = 20,000, as paper 000 does.
 """
 
 import re
@@ -36,16 +36,16 @@ from riffle.node_client.environments.tabular import (
 )
 
 AUTO = "auto"
-"""Instead of a learner's name: choose one by what is known before the run."""
+"""Stands for a learner's name: Riffle chooses the learner by the environment's sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
-    ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner.
-    Simulations also run a learner and an environment that are Python objects: ``own_learner`` is a
-    class, ``own_environment`` an environment or what makes one.
+    ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner. In
+    simulations, learner and environment may also be Python objects: ``own_learner`` is a class,
+    ``own_environment`` an environment or a function or class that makes one.
     """
 
     spec: RunSpec
@@ -57,7 +57,7 @@ class Preset:
     own_environment: object = None
 
     def make(self) -> Environment:
-        """Makes a fresh environment. Raises as `node_client.environments.registry.make`."""
+        """Makes a fresh environment; raises errors of `node_client.environments.registry.make`."""
         own = self.own_environment
         return make(self.spec.environment if own is None else own, **self.environment)
 
@@ -98,7 +98,7 @@ def preset(name: str) -> Preset:
 
 
 def with_aggregation(chosen: Preset, aggregation: Aggregation) -> Preset:
-    """Returns the preset with its counts sent in another way."""
+    """Returns the preset with another aggregation of its counts."""
     return replace(chosen, spec=chosen.spec.model_copy(update={"aggregation": aggregation}))
 
 
@@ -108,17 +108,17 @@ def customize(
     environment: object = None,
     *,
     parameters: Mapping[str, Parameter],
-    constants: Mapping[str, Any],
+    options: Mapping[str, Any],
     changes: Mapping[str, Any],
 ) -> Preset:
     """Returns a preset with another learner, environment, or fields of the spec.
 
-    Sizes, rewards, start and declared structure come from the environment itself; with the papers'
-    constants nothing is declared. ``parameters`` are the environment's.
-    ``constants`` are the learner's, and ``homogeneous`` and ``support``, which change what is
-    declared. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
-    environment may be in a file, as ``path/file.py:name``, or a Python object. The learner `AUTO`
-    is replaced by one that fits the environment's sizes.
+    Sizes, rewards, start and declared structure come from the environment itself. With the papers'
+    constants, nothing counts as declared. ``parameters`` are the environment's. ``options`` replace
+    constants of the learner; the options ``homogeneous`` and ``support`` change the declaration.
+    ``changes`` are fields of the spec, and None leaves a field as it is. A learner or environment
+    may be in a file, as ``path/file.py:name``, or a Python object. `AUTO` stands for the learner
+    that suits the environment's sizes.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.
@@ -130,7 +130,7 @@ def customize(
     name = label_of(learner)
     name, because = choose(made.sizes) if name == AUTO else (name, "")
     declared = declaration_of(made)
-    if changes.get("preset") == "paper":
+    if changes.get("constants") == "paper":
         declared = Declaration()
     support = _restricting(declared, made.sizes)
     low, high = made.reward_range
@@ -143,7 +143,7 @@ def customize(
         "reward_low": low,
         "reward_high": high,
         "start": tuple(made.mdp.d1) if isinstance(made, Modelled) else None,
-        **declaring({**base.spec.options, **constants}, support, declared.homogeneous),
+        **declaring({**base.spec.options, **options}, support, declared.homogeneous),
     }
     values |= {field: value for field, value in changes.items() if value is not None}
     try:
@@ -166,7 +166,7 @@ def label_of(part: object) -> str:
 
 
 def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
-    """Returns the declared support; None if all transitions are possible: it would save nothing."""
+    """Returns the declared support, or None if it excludes no transition and so saves nothing."""
     X, A, H = sizes.X, sizes.A, sizes.H
     if declared.support is None or possible_cells(declared.support, X, A, H).size == H * X * A * X:
         return None
@@ -174,7 +174,7 @@ def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
 
 
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns id and parameters. A file's id leaves out its folder, which is a parameter."""
+    """Returns an environment's id and parameters. The id leaves out a file's folder."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not isinstance(reference, str):

@@ -1,8 +1,8 @@
-"""The simulator from Python, as ``riffle.simulate`` and ``riffle.sweep``, and their results.
+"""The simulator for Python: ``riffle.simulate``, ``riffle.sweep`` and their results.
 
 Both work in notebooks and in scripts, with or without a main guard. An environment is a name, an
-environment of Riffle's or Gymnasium's interface, or a function or class that makes one. A learner
-is a name or a class, such as a subclass of `OwnLearner`. Either may stand in a pair with its
+object with Riffle's or Gymnasium's interface, or a function or class that makes such an object. A
+learner is a name or a class, such as a subclass of `OwnLearner`. Each may come in a pair with its
 parameters: ``("RiverSwim-v0", {"states": 6})``.
 """
 
@@ -79,13 +79,13 @@ class Result:
 
     @property
     def per_seed(self) -> list[dict[str, Any]]:
-        """One row for each seed: its regret, the learned policy's value, cost."""
+        """A row for each seed: regret, the learned policy's value, switches and messages."""
         names = ("seed", "regret", "policy_value", "value_share", "policy_switches", "messages")
         return [{name: getattr(result, name) for name in names} for result in self.results]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Means with bands, under the keys that ``riffle simulate`` documents."""
+        """The means with bands, under the keys that ``riffle simulate`` prints."""
         last = self.results[-1]
         return {
             **(self._case() if self.chosen.spec.learner in ADVERSARIAL else self._run()),
@@ -106,9 +106,9 @@ class Result:
         return frame(self._curve_rows())
 
     def plot(self, axes: Axes | None = None, label: str | None = None) -> Axes:
-        """Draws the mean regret over time and its band into ``axes``, by default the current ones.
+        """Draws the mean regret over time and its band into ``axes``, by default the current axes.
 
-        Raises ValueError if the environment's probabilities are unknown: it then has no regret.
+        Raises ValueError if the environment's probabilities, and so the regret, are unknown.
         """
         if not self.results[0].episodes:
             raise ValueError("there is no regret: this environment shows no probabilities")
@@ -145,7 +145,7 @@ class Result:
         spec, last = self.chosen.spec, self.results[-1]
         return {
             "learner": spec.learner,
-            "preset": spec.preset,
+            "constants_set": spec.constants,
             "calibration": CALIBRATIONS[spec.calibration],
             "environment": spec.environment,
             **{name: getattr(spec, name) for name in ("episodes", "epsilon", "beta", "trust")},
@@ -176,7 +176,7 @@ class Result:
         }
 
     def _exact_values(self) -> dict[str, Any]:
-        """Returns regret and values, as null if the environment's probabilities are unknown."""
+        """Returns regret and values, or nulls if the environment's probabilities are unknown."""
         best = self.results[-1].optimal_value
         mean, interval = band([result.regret for result in self.results])
         values = [result.policy_value for result in self.results]
@@ -219,12 +219,12 @@ def simulate(
     """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1.
 
     ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
-    ``workers`` processes run the seeds, by default one a core. What the environment declares of its
-    structure is used as on the services. An environment without known probabilities is simulated
-    user by user; its results have no regret.
+    ``workers`` processes run the seeds, by default one a core. As on the services, the learner uses
+    the structure that the environment declares. An environment without known probabilities is
+    simulated user by user. Its results have no regret.
 
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
-    too small for the guarantee; the message names the value and says what to change.
+    too small for the guarantee. The message names the value and says what to change.
     """
     run, *more = grid(env, learner, epsilon, episodes, trust, beta).runs
     if more:
@@ -247,9 +247,12 @@ class Sweep:
     series: tuple[Series, ...]
     seeds: int
 
+    def __str__(self) -> str:
+        return self.table
+
     @property
     def per_seed(self) -> list[dict[str, Any]]:
-        """One row for each run and seed: what was run, its regret, the learned policy's value."""
+        """A row for each run and seed: parameters, regret and the learned policy's value."""
         return list(seed_rows(self.series))
 
     @property
@@ -288,12 +291,11 @@ def sweep(
 ) -> Sweep:
     """Simulates every combination of environments, learners, epsilons, episodes and trust models.
 
-    Each argument is as for `simulate`, or a list of such. A dictionary of environments or learners
-    gives them labels. With ``out``, a folder, results are kept there as they come: the same call
-    goes on after an interruption, and runs of other calls are used again. ``address`` is the
-    scheduler of a Dask cluster, where the runs are then computed.
-
-    Raises as `simulate`. A batch that is too small for the guarantee is a gap in the table.
+    Each argument is as for `simulate`, or a list of such arguments. A dictionary of environments or
+    learners gives them labels. ``out`` is a folder that stores each finished run. So a repeated
+    call goes on after an interruption, and calls share runs. ``address`` is the scheduler of a Dask
+    cluster that computes the runs. Raises the errors of `simulate`, but a batch that is too small
+    for the guarantee is only a gap in the table.
     """
     figure = grid(env, learner, epsilon, episodes, trust, beta)
     jobs = [(run, seed) for run in figure.runs for seed in range(seeds)]
@@ -315,9 +317,9 @@ def grid(
     trust: str | Sequence[str],
     beta: float = BETA,
 ) -> Figure:
-    """Returns a sweep as a figure: against epsilon if it has several values, or against K or time.
+    """Returns a sweep as a figure against epsilon, K or time: the first that has several values.
 
-    Raises as `simulate` does.
+    Raises the errors of `simulate`.
     """
     worlds, learners = _labelled(env), _labelled(learner)
     epsilons, Ks, trusts = _several(epsilon), _several(episodes), _several(trust)
@@ -352,7 +354,7 @@ def grid(
 
 
 def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401
-    """Splits an environment or learner, or a pair of it and its parameters."""
+    """Returns an environment or learner, and the parameters that it has if it comes in a pair."""
     code, parameters = item if isinstance(item, tuple) else (item, {})
     if isinstance(code, str) and is_file_reference(code):
         path, _, name = code.rpartition(":")
@@ -365,9 +367,10 @@ def _labelled(items: Any) -> dict[str, tuple[Any, Parameters]]:  # noqa: ANN401
     if isinstance(items, Mapping):
         return {str(label): _pair(item) for label, item in items.items()}
     pairs = [_pair(item) for item in (items if isinstance(items, list) else [items])]
-    labels = [
-        ", ".join([label_of(code), *(f"{k} = {v}" for k, v in parameters)])
-        for code, parameters in pairs
+    kinds = [isinstance(code, str) and is_file_reference(code) for code, _ in pairs]
+    labels = [  # a file may have several classes
+        ", ".join([Path(code).name if own else label_of(code), *(f"{k} = {v}" for k, v in given)])
+        for own, (code, given) in zip(kinds, pairs, strict=True)
     ]
     if len(set(labels)) < len(labels):
         raise ValueError(f"two have the same label among {labels}: give a dictionary of labels")

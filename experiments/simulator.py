@@ -3,10 +3,10 @@
 Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
 drawn multinomially from the mixture, start states from d1. At every step, given how many users of
 policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit depends
-only on (x, a), so their sum is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n users'
-noise, or of the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n bits,
-p). So the result has exactly the law of n users, except if a report's noise overflows its padding.
-This has probability at most beta, and the accountant charges it to beta.
+only on (x, a), so the sum of the bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n
+users' noise, or of the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n *
+bits, p). So the result has exactly the law of n users, unless a report's noise overflows its
+padding. The accountant includes the probability of an overflow in beta.
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -47,7 +47,7 @@ Calibrate = Callable[[CounterLayout, int], Mechanism]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished simulated run. `messages` is the number sent: the sum of n L over batches."""
+    """A finished simulated run. `messages` is the number of messages: the sum of n L."""
 
     learner: Learner
     deployments: list[Deployment]
@@ -61,8 +61,8 @@ def run_batches(
 ) -> Run:
     """Runs a learner to its end.
 
-    ``count`` takes a deployment's number; it returns the private counts and the messages per
-    report.
+    ``count`` takes a deployment and its number, and returns the private counts and the number of
+    messages of a report.
     """
     deployments: list[Deployment] = []
     stages: list[StageResult] = []
@@ -85,7 +85,7 @@ def joint_counts(mdp: TabularMDP, mixture: Mixture, n: int, generator: np.random
     N = np.zeros((H, X, A, X), dtype=np.int64)
     for h in range(H):
         actions = mixture.policies[:, h, :]
-        rows = mdp.P[h][x, actions]  # renormalised: the multinomial rejects rounded sums
+        rows = mdp.P[h][x, actions]  # scaled to sum to one, which the multinomial demands
         moves = generator.multinomial(standing, rows / rows.sum(axis=-1, keepdims=True))
         np.add.at(N[h], (x, actions), moves)
         standing = moves.sum(axis=1)
@@ -129,8 +129,8 @@ def private_counts(
 def noisy_counts(counts: Ints, n: int, noise: BatchNoise, generator: np.random.Generator) -> Ints:
     """Draws the analyzer's counts (C,), with their exact law, given the true counts of n users.
 
-    With flips, a counter to which c of n users add has Binomial(c, 1 - f) + Binomial(n - c, f)
-    ones.
+    With flips, a counter has Binomial(c, 1 - f) + Binomial(n - c, f) ones if c of n users increment
+    it.
     """
     match noise:
         case Noise():
@@ -153,7 +153,7 @@ def simulate(
     seed: int,
     support: Support | None = None,
 ) -> Run:
-    """Runs a learner to its end; every draw is keyed by (seed, batch number).
+    """Runs a learner to its end. Every draw has the key (seed, batch number).
 
     Raises ValueError if an episode is outside the declared support.
     """

@@ -1,9 +1,9 @@
-"""Simulates one seed of a run: `run_seed`, for every learner that needs the environment's MDP.
+"""Simulates one seed of a run (`run_seed`) in an environment whose MDP is known.
 
-The services' own learner objects run on the population-level simulator. Learners that plan before
-every episode (UCBVI, private UCB-VI) run through `per_episode`, and those of paper 004 through
-`adversarial`; they send no messages. A seed keys the population's draws of one run; the learner's
-own draws use the spec's seed plus that number.
+The services' learners run on the population-level simulator (`simulator`). Learners that plan
+before every episode (UCBVI, private UCB-VI) run through `per_episode`, and those of paper 004
+through `adversarial`; these two kinds send no messages. A seed keys the population's draws of one
+run. The learner's own draws use the spec's seed plus this seed.
 """
 
 import math
@@ -52,10 +52,11 @@ class SeedResult:
 
     episodes (c,) are checkpoints, and cumulative (c,) is the regret there. optimal_survives: an
     optimal policy is active at the end. eliminated: some policy is not active. Both are None for
-    learners without an active set. Regret and values are NaN where the environment's probabilities
-    are unknown, and values also for the learners of paper 004. Those have uniform_regret, the
-    regret of uniform play, and no policy_switches, as they change policy in every episode.
-    reward_mean, episodes_failed and first_failure are those of runs user by user (`per_user`).
+    learners without an active set. If the environment's probabilities are unknown, regret and
+    values are NaN. For the learners of paper 004, values are NaN, too. Only these learners have
+    uniform_regret, the regret of uniform play. They have no policy_switches, because they change
+    policy in every episode. reward_mean, episodes_failed and first_failure are set only in runs
+    user by user (`per_user`).
     """
 
     seed: int
@@ -84,7 +85,7 @@ class SeedResult:
 
     @property
     def within_5_percent(self) -> bool:
-        """Whether the learned policy loses at most 5 % of the optimal value."""
+        """Returns whether the learned policy loses at most 5 % of the optimal value."""
         return self.policy_value >= 0.95 * self.optimal_value
 
 
@@ -118,7 +119,7 @@ def check(chosen: Preset) -> None:
         case_of(chosen)
     elif name in PER_EPISODE:
         spec = chosen.spec
-        per_episode.checked(name, CALIBRATIONS[spec.calibration], spec.preset, spec.options)
+        per_episode.checked(name, CALIBRATIONS[spec.calibration], spec.constants, spec.options)
     else:
         try:
             registry.build(chosen.spec)
@@ -128,7 +129,7 @@ def check(chosen: Preset) -> None:
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the calibration of every batch of a spec; `pe` is not private and adds no noise."""
+    """Returns the calibration of every batch of a spec. `pe` is not private and adds no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":
@@ -152,7 +153,7 @@ def _run_by_population(chosen: Preset, mdp: TabularMDP, seed: int) -> SeedResult
 def result_of(
     spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
 ) -> SeedResult:
-    """Returns the result of a batched run; ``mdp`` is None if the probabilities are unknown."""
+    """Returns the result of a batched run. ``mdp`` is None if the probabilities are unknown."""
     return SeedResult(
         seed=seed,
         policy_switches=switches(run.deployments),
@@ -167,7 +168,7 @@ def result_of(
 
 
 def _exact(spec: RunSpec, run: Run, mdp: TabularMDP) -> dict[str, Any]:
-    """Returns what only the true MDP tells of a batched run."""
+    """Returns the results of a batched run that need the true MDP."""
     curve, points = regret(mdp, run.deployments), checkpoints_of(spec.episodes)
     # Within a deployment every episode has the same regret, so the curve is piecewise linear.
     known = np.append(0.0, curve.episodes), np.append(0.0, curve.cumulative)
@@ -204,7 +205,7 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     if inner is None:
         return None
     best = plan(mdp.P, mdp.r, mdp.d1)
-    # Several policies may be optimal: they differ in states that an optimal one never visits.
+    # Several policies may be optimal, as they may differ in states that they never visit.
     active_value = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
     return inner.phi.contains(best.policy) or active_value >= float(best.value) - 1e-9
 
@@ -219,7 +220,7 @@ def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
         beta=spec.beta,
         seed=spec.seed + seed,
         calibration=CALIBRATIONS[spec.calibration],
-        constants=spec.preset,
+        constants=spec.constants,
         options=spec.options,
     )
     return SeedResult(
@@ -240,10 +241,10 @@ def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
 
 
 def case_of(chosen: Preset, seed: int = 0) -> Case:
-    """Returns the case of a run of paper 004's learners; its other options are `CASE_OPTIONS`.
+    """Returns the case of a run of paper 004's learners, from its spec and `CASE_OPTIONS`.
 
-    LayeredMDP-v0 is drawn from the run's seed. Another environment's losses have the means one
-    minus its rewards, unless the option `adversary` says otherwise.
+    LayeredMDP-v0 is drawn from the run's seed. In another environment, a loss's mean is one minus
+    the reward, unless the option `adversary` says otherwise.
 
     Raises:
         LocalError: ``invalid-spec``: an option is unknown or out of range, or the environment has

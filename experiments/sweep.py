@@ -1,12 +1,13 @@
 """Runs with many seeds, on this machine's cores or a Dask cluster, with results kept on disk.
 
-A job is a (`Run`, seed). Its draws are keyed by the seed, not by arrival, so every backend and
-order gives the same results. Long runs start first, so that all cores finish at about the same
-time. `Rows` holds the results: one line of JSON for each job, appended when the job ends. A row
-names the code that made it, and rows of different code are never mixed silently. If a crash cut the
-last line short, the line is dropped and its job runs again.
+A job is a (`Run`, seed). The seed keys its draws, so every backend and every order of jobs gives
+the same results. Long runs start first, so that all cores finish at about the same time. `Rows`
+holds the results: one line of JSON for each job, appended when the job ends. A row names the code
+that made it, and a sweep refuses to mix rows of different code. If a crash cut the last line short,
+the line is dropped and its job runs again.
 
-joblib runs the jobs, because its processes need no main guard and take classes of a notebook.
+joblib runs the jobs, because its processes need no main guard and accept classes that a notebook
+defines.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from riffle.node_client.environments.tabular import Modelled
 
 SHAPING = ("common", "coordinator", "experiments", "node_client")
 REFUSALS = frozenset({"invalid-spec", "batch-too-small"})
-"""Errors of a run itself. Other errors, such as a missing package, end the sweep."""
+"""Problems of a single run. Other errors, such as a missing package, end the sweep."""
 UNDECLARED = {"support": False, "homogeneous": False}
 BETA = 1e-5
 
@@ -51,8 +52,9 @@ R = TypeVar("R")
 class Run:
     """A run without its seed. epsilon is None without privacy; `options` are for the learner.
 
-    Learner and environment are names, references to files, or Python objects. `declared`: what the
-    environment declares of its structure is used, as on the services; the papers declare nothing.
+    Learner and environment are names, references to files, or Python objects. With `declared`, the
+    learner uses the structure that the environment declares, as on the services; the papers'
+    learners know of no structure.
     """
 
     learner: str | Constructor
@@ -69,7 +71,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that identify this run, including the caller's own code."""
+        """The 16 hexadecimal digits that identify this run, including the caller's own code."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields |= {"learner": identity(self.learner), "environment": identity(self.environment)}
         fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]
@@ -79,7 +81,7 @@ class Run:
     def chosen(self) -> Preset:
         """The run with the sizes and declarations of its environment.
 
-        Raises as `experiments.presets.customize`.
+        Raises the errors of `experiments.presets.customize`.
         """
         parameters, options = dict(self.parameters), dict(self.options)
         if self.learner in ADVERSARIAL:  # LayeredMDP-v0 takes the adversary as a parameter, too
@@ -90,14 +92,14 @@ class Run:
             self.learner,
             self.environment,
             parameters=parameters,
-            constants={**({} if self.declared else UNDECLARED), **options},
+            options={**({} if self.declared else UNDECLARED), **options},
             changes={
                 "episodes": self.K,
                 "epsilon": self.epsilon,
                 "beta": self.beta,
                 "trust": self.trust,
                 "calibration": "exact" if exact else self.calibration,
-                "preset": self.constants,
+                "constants": self.constants,
                 "dishonest_fraction": 0.0,
                 "max_messages": MAX_MESSAGES,  # no report is sent, so its length does not matter
             },
@@ -107,13 +109,14 @@ class Run:
 def identity(part: object) -> str:
     """Returns a name for a learner or an environment, with a digest of the caller's own code.
 
-    Raises ValueError if the state of an environment cannot be read: results of another one could be
-    mixed in.
+    Raises ValueError if the state of an environment cannot be read, because results of different
+    environments could then be mixed.
     """
     if isinstance(part, str):
         if not is_file_reference(part):
             return part
-        return f"{label_of(part)} {_digest(Path(part.rpartition(':')[0]).read_bytes())}"
+        path, _, name = part.rpartition(":")
+        return f"{label_of(part)}:{name} {_digest(Path(path).read_bytes())}"
     if isinstance(part, Modelled):
         mdp = part.mdp
         return f"{label_of(part)} {_digest(mdp.P.tobytes() + mdp.r.tobytes() + mdp.d1.tobytes())}"
@@ -126,7 +129,7 @@ def identity(part: object) -> str:
 
 
 def _source(code: Any) -> bytes:  # noqa: ANN401
-    """Returns the source of a function, or of a class's methods; else their byte code."""
+    """Returns the source, or without it the byte code, of a function or a class's methods."""
     owner = code if inspect.isclass(code) else type(code)
     methods = [code] if inspect.isfunction(code) else vars(owner).values()
     texts = []
@@ -147,7 +150,7 @@ def _digest(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one seed of one run; without a result, `reason` says why."""
+    """The result of one seed of one run. If it has no result, `reason` says why."""
 
     key: str
     seed: int
@@ -165,7 +168,7 @@ class Row:
 def code_digest() -> str:
     """Returns a digest (16 hexadecimal digits) of all sources that can affect a result.
 
-    The code of drawings and tables affects none and is left out.
+    The code of drawings and tables affects no result and is left out.
     """
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -180,7 +183,7 @@ _ROW = TypeAdapter(Row)
 
 
 class Rows:
-    """The rows of one results folder; without a file they are kept in memory only."""
+    """The rows of one results folder. Without a file, they are only in memory."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -191,7 +194,7 @@ class Rows:
         return self._rows.get(identity)
 
     def append(self, row: Row) -> None:
-        """Stores a result; if there is a file, it is on disk when this returns."""
+        """Stores a result. If there is a file, the result is in the file when this returns."""
         self._rows[row.identity] = row
         if self._file is not None:
             with self._file.open("a") as stream:
@@ -267,7 +270,7 @@ def compute(run: Run, seed: int) -> SeedResult:
 
 
 def execute(key: str, job: Job) -> Row:
-    """Runs one job of the run with this key; a refusal becomes a row with its reason."""
+    """Runs one job of the run with this key. If the run is refused, the row has the reason."""
     run, seed = job
     try:
         return Row(key, seed, code_digest(), result=compute(run, seed))
@@ -280,11 +283,11 @@ def execute(key: str, job: Job) -> Row:
 def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
     """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    Raises: LocalError: ``wrong-state``: other code than this process has made the rows or runs
-    on the cluster's workers; ``unavailable``: a package is missing, or the Dask scheduler does not
-    answer.
+    Raises LocalError ``wrong-state`` if the rows, or the cluster's workers, are of other code than
+    this process, and LocalError ``unavailable`` if a package is missing or the Dask scheduler does
+    not answer.
     """
-    # Keys are made here: a worker cannot read the source of a class that a notebook defines.
+    # This process makes the keys: a worker cannot read the source of a notebook's class.
     keys = {id(run): run.key for run, _ in jobs}
     unique = {(keys[id(run)], seed): (run, seed) for run, seed in jobs}
     rows.check_code(set(unique))
@@ -303,7 +306,7 @@ def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[R
 def run_jobs(
     run: Callable[[T], R], jobs: Sequence[T], backend: Backend, *, ordered: bool = True
 ) -> Iterator[R]:
-    """Yields ``run(job)`` for each job, in their order or as they end."""
+    """Yields ``run(job)`` for each job: in the order of the jobs if ``ordered``, or as they end."""
     if backend.address is None and min(backend.workers, len(jobs)) <= 1:
         yield from map(run, jobs)
         return
@@ -311,7 +314,7 @@ def run_jobs(
 
     with _cluster(backend):
         workers = backend.workers if backend.address is None else -1
-        # One job per task: jobs that share a task would be lost together and wait for each other.
+        # One job per task: jobs that share a task would wait for each other and be lost together.
         kind = "generator" if ordered else "generator_unordered"
         parallel = Parallel(workers, return_as=kind, batch_size=1)
         yield from parallel(delayed(run)(job) for job in jobs)

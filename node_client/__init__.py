@@ -1,10 +1,12 @@
-"""The node, the only service that sees an episode. Only this folder and `common/` send its data.
+"""The node, the only service that sees an episode.
+
+An episode's data leaves the node only through the code of this folder and `common/`.
 
 A node long-polls the shuffler for batches (`runner`, `shuffler_client`), checks each signed
-descriptor (`trust`), leases slots for its users (`users`), runs one episode a user and encodes it
-as L messages (`episode`, `environments/`), seals them (`sealing`), and uploads the sealed report
-until the shuffler has it (`pipeline`). Nothing about an episode is stored or logged. An app that
-drives the episodes itself (`participant`) stores them while they last (`episodes`).
+descriptor (`trust`), and leases slots for its users (`users`). It runs one episode for each user
+and encodes it as L messages (`episode`, `environments/`), seals them (`sealing`), and uploads the
+sealed report until the shuffler has it (`pipeline`). A node stores and logs nothing about an
+episode. An app that drives the episodes itself (`participant`) stores them while they last.
 """
 
 if not __name__.startswith("riffle."):

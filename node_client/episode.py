@@ -1,29 +1,28 @@
 """Turns a slot in a batch into the messages of one user's report.
 
 `slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
-environment and encodes it as L messages. It is the node's half of `common.mechanism.workflow` and
-the only place where a node draws random numbers. The per-user simulator runs it too.
+environment and encodes it as L messages. This is the node's half of `common.mechanism.workflow`.
+The per-user simulator calls it, too. All draws of a report are here, except those of its seals.
 
 - Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). A
   report holds one Bernoulli bit whose mean is this number in [0, 1].
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
 - Failures: an environment's error is discarded, because it may hold the user's data. The report
-  then carries noise only. So does that of an episode outside the batch's declared support.
-- Randomness: a deployed node draws from the system's CSPRNG. A batch with a ``test_seed``, run
-  with ``test_entry=True``, draws from streams keyed by (run, batch, slot, purpose), so that its
-  counts do not depend on which node served a slot, or when.
+  then carries noise only. A report of an episode outside the batch's declared support also carries
+  noise only.
+- Randomness: a deployed node draws from the system's CSPRNG. With ``test_entry=True``, a node
+  draws for a batch with a ``test_seed`` from streams keyed by (run, batch, slot, purpose). So the
+  batch's counts do not depend on which node served a slot, or when.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from riffle.common.mechanism.counters import CounterLayout, Episode
-from riffle.common.mechanism.parameters import BatchNoise, Padding
-from riffle.common.mechanism.policy import Mixture, Policies
+from riffle.common.mechanism.policy import Policies
 from riffle.common.mechanism.randomness import (
     Randomness,
     SeededRandomness,
@@ -40,56 +39,28 @@ Purpose = Literal["policy", "environment", "noise"]
 RewardRange = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedBatch:
-    """A descriptor with the objects that every slot needs, computed once per batch."""
-
-    descriptor: BatchDescriptor
-    mixture: Mixture
-    layout: CounterLayout
-    noise: BatchNoise
-    padding: Padding
-    word_bits: int | None
-
-    @property
-    def reward_range(self) -> RewardRange:
-        """The declared range of rewards."""
-        return self.descriptor.reward_low, self.descriptor.reward_high
-
-    @classmethod
-    def of(cls, descriptor: BatchDescriptor) -> "PreparedBatch":
-        """Prepares a descriptor."""
-        noise, padding, bits = descriptor.to_noise(), descriptor.padding, descriptor.word_bits
-        return cls(descriptor, descriptor.mixture, descriptor.layout, noise, padding, bits)
-
-
 def slot_report(
-    batch: PreparedBatch, environment: Environment | None, slot: int, *, test_entry: bool = False
+    batch: BatchDescriptor, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Report]:
     """Returns a user's episode (None if there is none or it failed) and the report, unsealed.
 
-    A report without an episode still carries noise and padding,
-    which other users' guarantees need. Raises as `slot_randomness` does.
+    A report without an episode still carries noise and padding, because other users' guarantees
+    need its noise. Raises the errors of `slot_randomness`.
     """
-    descriptor, episode = batch.descriptor, None
-    policy = batch.mixture.pick(policy_word(descriptor, slot, test_entry=test_entry))
+    chosen = word(slot_randomness(batch, slot, "policy", test_entry=test_entry))
+    episode, policy = None, batch.mixture.pick(chosen)
     if environment is not None:
-        draws = slot_randomness(descriptor, slot, "environment", test_entry=test_entry)
+        draws = slot_randomness(batch, slot, "environment", test_entry=test_entry)
         episode = run_episode(environment, policy, batch.reward_range, draws, batch.layout)
     return episode, encode_episode(batch, episode, slot, test_entry=test_entry)
 
 
-def policy_word(descriptor: BatchDescriptor, slot: int, *, test_entry: bool = False) -> int:
-    """Draws the 32-bit word that selects a user's policy. Raises as `slot_randomness` does."""
-    return word(slot_randomness(descriptor, slot, "policy", test_entry=test_entry))
-
-
 def encode_episode(
-    batch: PreparedBatch, episode: Episode | None, slot: int, *, test_entry: bool = False
+    batch: BatchDescriptor, episode: Episode | None, slot: int, *, test_entry: bool = False
 ) -> Report:
-    """Returns the report of an episode, or of none. Raises as `slot_randomness` does."""
-    draws = slot_randomness(batch.descriptor, slot, "noise", test_entry=test_entry)
-    layout, noise, padding = batch.layout, batch.noise, batch.padding
+    """Returns the report of an episode, or of none. Raises the errors of `slot_randomness`."""
+    draws = slot_randomness(batch, slot, "noise", test_entry=test_entry)
+    layout, noise, padding = batch.layout, batch.batch_noise, batch.padding
     return encode(layout, noise, padding, episode, draws, batch.word_bits)
 
 
@@ -98,8 +69,8 @@ def slot_randomness(
 ) -> Randomness:
     """Returns the source of a draw: the CSPRNG or, in a permitted test batch, a keyed stream.
 
-    Every draw of a report comes from here. The privacy proof requires that a seeded stream is used
-    only if the ledger records epsilon = infinity, as it does for every batch with a ``test_seed``.
+    All draws of a report come from here, except for its seals. Privacy requires that seeded streams
+    are used only if the ledger records epsilon = infinity, as it does if there is a ``test_seed``.
     Raises LocalError ``test-entry-refused`` if the batch is seeded and ``test_entry`` is false.
     """
     if descriptor.test_seed is None:
@@ -137,7 +108,7 @@ def play(
     randomness: Randomness,
     layout: CounterLayout | None = None,
 ) -> Episode:
-    """Like `run_episode`, but raises. For simulations only: an error may hold the user's data."""
+    """Does what `run_episode` does, but raises. Only for simulations: errors may hold user data."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

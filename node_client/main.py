@@ -15,10 +15,11 @@ from riffle.node_client.runner import NodeState, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_client
+from riffle.node_client.trust import Demands
 from riffle.node_client.users import Users
 
-# Chunks in progress: all workers seal the same one, in 16 tasks or more. Meanwhile one waits to be
-# sealed, one is being encoded, and one is being uploaded.
+# Chunks in progress: all workers seal one chunk, in 16 tasks or more. Meanwhile a second chunk
+# waits to be sealed, a third is being encoded, and a fourth is being uploaded.
 CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
@@ -26,30 +27,31 @@ WORKERS_A_CHUNK = 8
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> Totals:
     """Serves until a signal, then delivers the reports in progress; returns counts of reports.
 
-    Raises LocalError if a setting, file or credential is not usable; the detail names it.
+    Raises LocalError if a setting, a file or a credential is not usable. The detail names it.
     """
     with export_spans("node"):
         return asyncio.run(_run_until_signal(settings, on_start))
 
 
 async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
-    """Serves until ``stop`` is set, and counts reports in ``totals``. Raises as `run` does."""
+    """Serves until ``stop`` is set; counts reports in ``totals``. Raises the errors of `run`."""
     environment = settings.make_environment()
     with SealingPool(settings.workers) as pool:
-        async with open_nodes(settings, environment, pool.seal, totals) as runner:
+        demands = settings.demands(environment)
+        async with open_nodes(settings, demands, environment, pool.seal, totals) as runner:
             await runner.run(stop)
 
 
 @asynccontextmanager
 async def open_nodes(
     settings: Settings,
-    environment: Environment,
+    demands: Demands,
+    environment: Environment | None,
     seal: Seal,
     totals: Totals,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Runner]:
-    """Opens the users' file and the client of the nodes of one process. Raises as `run` does."""
-    demands = settings.demands(environment)
+    """Opens the users' file and the HTTP client for this process's nodes. Raises as `run` does."""
     users = Users(settings.state_dir, settings.users(), settings.users_key, settings.ledger())
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     with closing(users):
@@ -73,7 +75,6 @@ async def open_nodes(
                 users_file=settings.users_file,
                 read_users=settings.users,
                 pins=lambda: read_pins(settings.analyzer_keys_file),
-                clock=clock,
             )
 
 

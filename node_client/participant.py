@@ -1,43 +1,190 @@
 """A node inside an app, which drives the episodes of its users itself, many at once.
 
-An app shows its users actions, and learns what happened minutes or days later. Everything else is
-the node's (`main`): checks, users, sealing, upload. What must survive a restart is in `episodes`.
+An app shows actions to its users. Minutes or days later, it learns what happened. The node's own
+code does everything else, as in `main`: checks, users, sealing, upload.
 
-A report carries noise and padding only if the user gave up, or did not report in time: no missing
-report shows what a person did. If an app is gone for good, its slots go to others when their leases
-end. The noise of its users is missing, and nothing else of them is known to anybody.
+A person's episode must survive a restart of the app. So the users' file has a `Row` for each: the
+lease, the word that selects the policy, and the recorded steps (states and reward bits, never
+rewards). A row is as private as the app's own data about this person.
+
+- Steps are erased when the report is sealed, when the person gives up and when the time is over.
+- The sealed report takes their place until the shuffler has it or the lease is over. Only shuffler
+  and coordinator together can open it.
+- An app that never starts again leaves its last rows behind: delete its `state_dir`.
+
+If a user gives up or does not report in time, the report carries only noise and padding. So no
+missing report shows what a person did. If an app is gone for good, its slots go to others when
+their leases end. Then its users' noise is missing, and nothing else about these users is known.
+
+If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
+charge stays even if the user gives up. Whether a report holds an episode is as private as the
+episode itself. So a report of noise costs as much.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
-from riffle.common.mechanism.counters import Sizes
+import numpy as np
+
+from riffle.common.mechanism.counters import Episode, Sizes
+from riffle.common.mechanism.randomness import SystemRandomness, bernoulli, word
+from riffle.common.process.workers import finish
+from riffle.common.protocol.descriptor import BatchDescriptor, Document
 from riffle.common.protocol.errors import PROBLEMS, LocalError, RemoteError, RiffleError
-from riffle.common.protocol.wire import Lease, UploadReply
+from riffle.common.protocol.wire import Lease
 from riffle.node_client.environments.tabular import Declaration
-from riffle.node_client.episode import encode_episode, policy_word
-from riffle.node_client.episodes import RecordedEpisode, Row, UserLease
+from riffle.node_client.episode import encode_episode, reward_mean, slot_randomness
 from riffle.node_client.main import open_nodes
 from riffle.node_client.pipeline import Job, Totals
 from riffle.node_client.runner import DRAIN_SECONDS, RETRY_SECONDS, NodeState
-from riffle.node_client.sealing import seal_in_thread
+from riffle.node_client.sealing import seal_reports
 from riffle.node_client.settings import JOURNAL, AppSettings
-from riffle.node_client.users import opaque_id
 
 LONGEST_SLEEP = 60.0
 """A sleeping machine stops timers, so the clock is read again at this interval (seconds)."""
+
+
+RecordedStep = tuple[int, int, int | None]
+"""State, reward bit, next state; None after an early end, also in the steps that are left then."""
+
+
+class Row(Document):
+    """One user's episode. If ``steps`` is None, the report is sealed, or will be noise.
+
+    The episode's time is over at ``ends_at``. ``sealed`` is the report in hex.
+    """
+
+    node_id: str
+    batch_id: str
+    lease: Lease
+    ends_at: float
+    word: int
+    steps: tuple[RecordedStep, ...] | None = ()
+    sealed: str | None = None
+
+
+class UserLease:
+    """One user's episode, from `Participant.lease`.
+
+    For each step from 0 to H - 1, ask for an action with `act` and `record` what followed; then
+    `report`. After ``ends_at`` (seconds since 1970, UTC), noise is reported in its place.
+    """
+
+    batch: BatchDescriptor
+
+    def __init__(self, app: "Participant", row: Row) -> None:
+        self.row, self.ends_at = row, row.ends_at
+        self._app = app
+        self.timer = asyncio.create_task(app._send_in_time(self))
+        self.delivery: asyncio.Task[None] | None = None
+
+    @property
+    def step(self) -> int:
+        """The number of the next step to record. After an early end, it is H."""
+        return len(self.row.steps or ())
+
+    @property
+    def state(self) -> int | None:
+        """The state after the recorded steps; None before the first step and after an early end."""
+        return self.row.steps[-1][2] if self.row.steps else None
+
+    def act(self, step: int, state: int) -> int:
+        """Returns the action of this user's policy: the same one each time.
+
+        Raises LocalError ``wrong-size`` for a step or state that does not exist.
+        """
+        X, H = self._app.sizes.X, self._app.sizes.H
+        if not (0 <= step < H and 0 <= state < X):
+            raise LocalError("wrong-size", f"steps are 0 to {H - 1}, states 0 to {X - 1}")
+        return int(self.batch.mixture.pick(self.row.word)[step, state])
+
+    def record(
+        self, step: int, state: int, action: int, reward: float, next_state: int | None
+    ) -> None:
+        """Records one step; ``next_state`` is None if the episode ended early.
+
+        Returns when the step is on the disk, after some milliseconds. After a crash, the call may
+        be repeated. Only one random bit of the reward is kept.
+
+        Raises LocalError: ``late`` if the episode is over, ``wrong-state`` if this is not the next
+        step or the action is not that of `act`, ``wrong-size`` if a value is out of its range.
+        """
+        steps, after = self.open_steps(), None if next_state is None else int(next_state)
+        if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
+            return
+        right = step == self.step and not (steps and state != self.state)
+        if not right or action != self.act(step, state):
+            detail = f"the next step is {self.step}, in the state that the last one led to, with "
+            raise LocalError("wrong-state", f"{detail}the action of act; or give up")
+        (low, high), X, absorbing = self._app.reward_range, self._app.sizes.X, self._app.absorbing
+        known = after in range(X) or (after is None and absorbing is not None)
+        if not (low <= reward <= high and known):
+            detail = f"rewards are {low:g} to {high:g}, states 0 to {X - 1}; None as next state "
+            raise LocalError("wrong-size", f"{detail}needs an absorbing state")
+        mean = reward_mean(reward, self.batch.reward_range)
+        taken = int(state), bernoulli(SystemRandomness(), mean), after
+        rest = self._app.sizes.H - step - 1 if after is None else 0
+        self.keep(steps=(*steps, taken, *[(absorbing, 0, None)] * rest))
+
+    async def report(self) -> None:
+        """Sends the report, and returns when the shuffler has stored it.
+
+        While the shuffler is away or a file cannot be used, waits until the batch is over. If the
+        call is cancelled, the report is still sent. Raises LocalError ``wrong-state`` if steps are
+        missing and ``late`` if the episode is over, RemoteError if the shuffler refuses the report.
+        """
+        if len(self.open_steps()) < (H := self._app.sizes.H):
+            detail = f"{self.step} of {H} steps are recorded; or give up"
+            raise LocalError("wrong-state", detail)
+        await asyncio.shield(self._app._send(self))
+
+    def give_up(self) -> None:
+        """Erases the episode. Noise and padding are sent in its place, in the background.
+
+        This changes nothing once `report` has been called.
+        """
+        if self.row.steps is not None and self.delivery is None:
+            self.keep(steps=None)
+            self._app._send(self)
+
+    def keep(self, **changes: object) -> None:
+        """Changes the row, on the disk first."""
+        row = self.row.model_copy(update=changes)
+        self._app._users.keep_episode(row.lease.user, row.model_dump_json())
+        self.row = row
+
+    def episode(self) -> Episode | None:
+        """Returns the recorded episode; None if there is none, or it is outside the support."""
+        if (steps := self.row.steps) is None:
+            return None
+        last = self._app.absorbing if self.state is None else self.state
+        states = np.array([*(state for state, _, _ in steps), last], dtype=np.int64)
+        policy = self.batch.mixture.pick(self.row.word)
+        actions = policy[np.arange(len(policy)), states[:-1]].astype(np.int64)
+        episode = Episode(states, actions, np.array([bit for _, bit, _ in steps], dtype=np.int64))
+        with suppress(ValueError):
+            self.batch.layout.check(episode)
+            return episode
+        return None
+
+    def open_steps(self) -> tuple[RecordedStep, ...]:
+        """Returns the recorded steps. Raises LocalError ``late`` if the episode is over."""
+        if self.row.steps is None or self._app._clock() >= self.row.ends_at:
+            detail = "this episode is over: its report is sent, or noise in its place"
+            raise LocalError("late", detail)
+        return self.row.steps
 
 
 class Participant(AsyncExitStack):
     """A node inside an app, for many users at once. Use it as an asynchronous context manager.
 
     ``sizes`` (X, A, H), ``reward_range``, ``absorbing`` and ``declaration`` describe the app's
-    episodes, as in `Environment`. The settings are a node's: ``RIFFLE_NODE_...`` variables, of
-    which keyword arguments replace some, such as ``state_dir``. One process uses a state folder.
+    episodes, as in `Environment`. The settings are a node's ``RIFFLE_NODE_...`` variables; keyword
+    arguments such as ``state_dir`` replace them. Only one process at a time uses a state folder.
 
     Raises LocalError ``invalid-spec``, which names what is wrong with the settings.
     """
@@ -54,51 +201,54 @@ class Participant(AsyncExitStack):
         **settings: Any,  # noqa: ANN401  (checked by the settings)
     ) -> None:
         super().__init__()
-        self._shape = RecordedEpisode(sizes, reward_range, absorbing, declaration)
+        self.sizes, self.reward_range = sizes, reward_range
+        self.absorbing, self.declaration = absorbing, declaration
         self._clock, self._sleep = clock, sleep
         self._settings = AppSettings.load(**settings)
         self._held: dict[str, UserLease] = {}
         self._locks = WeakValueDictionary[str, asyncio.Lock]()
-        self._watches: set[asyncio.Task[None]] = set()
-        self._reports: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        try:
-            await self._open()
-        except BaseException:
-            await self.aclose()
-            raise
+        await self.enter_async_context(self._run())
         return self
 
-    async def _open(self) -> None:
-        opened = open_nodes(self._settings, self._shape, seal_in_thread, Totals(), self._clock)
-        made = await self.enter_async_context(opened)
-        self._runner, self._pipeline, self._users = made, made.pipeline, made.pipeline.users
-        self._nodes = {node.credential.node_id: node for node in made.nodes}
-        self.push_async_callback(self._end)
-        for row in map(Row.model_validate_json, self._users.episodes()):
-            self._users.mark_asked([row.lease.user])
-            self._hold(row)
-
-    async def _end(self) -> None:
-        """Sends what is to be sent, for some seconds; the next start goes on with the rest."""
-        if self._reports:
-            await asyncio.wait(self._reports, timeout=DRAIN_SECONDS)
-        for task in (tasks := [*self._reports, *self._watches]):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[None]:
+        """Continues the episodes on disk. At the end, sends reports for at most some seconds."""
+        async with open_nodes(
+            self._settings,
+            self._settings.demands(self),
+            None,
+            lambda keys, reports: asyncio.to_thread(seal_reports, keys, reports),  # few reports
+            Totals(),
+            self._clock,
+        ) as self._runner:
+            self._pipeline = self._runner.pipeline
+            self._users = self._pipeline.users
+            self._nodes = {node.credential.node_id: node for node in self._runner.nodes}
+            try:
+                for row in map(Row.model_validate_json, self._users.episodes()):
+                    self._held[row.lease.user] = UserLease(self, row)
+                yield
+            finally:
+                leases = list(self._held.values())
+                await finish([held.timer for held in leases], 0)
+                await finish([held.delivery for held in leases if held.delivery], DRAIN_SECONDS)
 
     async def lease(self, user: str) -> UserLease:
         """Returns a user's lease, the same one until its report is sent, also after a restart.
 
         ``user`` is the app's own id of a person, always spelt the same; the shuffler sees it under
-        the owner's key only. A person takes part once.
+        the owner's key only. A person takes part once, or once an epoch if the settings allow
+        epochs and the person's lifetime limit is not reached.
 
-        Raises LocalError ``unavailable`` if no batch has room now (try again later),
-        ``user-unavailable`` if the user was asked before, ``late`` if the episode is over, and
-        RemoteError if the shuffler refuses the user or the node.
+        Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
+        cannot be used, ``user-unavailable`` if the user was asked before or the report would pass
+        the user's lifetime limit, ``late`` if the episode is over, ``invalid-spec`` if the id is
+        not 1 to 200 characters with single blanks only inside, and RemoteError if the shuffler
+        refuses the user or the node.
         """
-        name = opaque_id(self._settings.users_key or b"", user)
+        name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):
             held = self._held.get(name) or await self._ask(name)
             await self._prepare(held)
@@ -106,54 +256,71 @@ class Participant(AsyncExitStack):
         return held
 
     async def _ask(self, name: str) -> UserLease:
-        """Takes a slot for a new user, by the first of the owner's nodes that gets one."""
+        """Takes a slot for a user, by the first of the owner's nodes that gets one."""
+        await asyncio.to_thread(self._users.admit, name)
+        none = "no open batch has room for this user now; try again later"
+        refused = LocalError("unavailable", none)
         ids = sorted(self._nodes)
         first = int(name, 16) % len(ids)  # after a crash, the same node gets the same lease again
-        nodes = [self._nodes[node_id] for node_id in ids[first:] + ids[:first]]
-        if not await asyncio.to_thread(self._users.admit, ids[first], name):
-            raise LocalError("user-unavailable", "this user was asked before: once is the most")
-        for node in nodes:
+        for node in [self._nodes[node_id] for node_id in ids[first:] + ids[:first]]:
             for job, _ in await self._runner.open_jobs(node, 0):
-                lease = None if job is None else await self._request(node, job, name)
-                if job is not None and lease is not None:
-                    return self._hold(await asyncio.to_thread(self._begin, node, job, lease))
-        raise LocalError("unavailable", "no open batch has room for this user now; try again later")
+                try:
+                    if job and (held := await self._request(node, job, name)):
+                        return held
+                except LocalError as error:
+                    refused = error
+        raise refused
 
-    async def _request(self, node: NodeState, job: Job, name: str) -> Lease | None:
-        """Returns a slot of one batch, or None if a user has no room or no time in it."""
+    async def _request(self, node: NodeState, job: Job, name: str) -> UserLease | None:
+        """Takes a slot of one batch. Returns None if the batch has no room or time for the user."""
+        await asyncio.to_thread(self._users.admit, name, job.charge)
         if not await self._runner.most_users(job):
             return None
-        reply = await self._pipeline.shuffler.lease(node.credential.token, job.batch_id, [name])
+        reply = await self._pipeline.shuffler.lease(
+            node.credential.token, job.batch.batch_id, [name]
+        )
         leases = await asyncio.to_thread(self._runner.record_reply, node, job, reply)
         for refusal in reply.refused:
             if refusal.problem in {"user-unavailable", "quota-exceeded"}:
                 raise _refusal(refusal.problem)
-        return next(iter(self._pipeline.in_time(job, leases)), None)
+        for lease in self._pipeline.in_time(job, leases):
+            return await asyncio.shield(self._begin(node, job, lease))
+        return None
 
-    def _begin(self, node: NodeState, job: Job, lease: Lease) -> Row:
-        """Records the lease, then marks the user as asked: a crash in between loses nobody."""
+    async def _begin(self, node: NodeState, job: Job, lease: Lease) -> UserLease:
+        """Charges the user, and records in one transaction the lease and that the user was asked.
+
+        If the app crashes before the charge, the user gets the same lease again. If it crashes
+        after the charge, the charge stays. If the app cancels `lease`, the next call returns it.
+        """
         now, share = self._clock(), self._settings.episode_share
-        entry = self._pipeline.test_entry
+        entry, slot = self._pipeline.test_entry, lease.slot
         row = Row(
             node_id=node.credential.node_id,
-            batch_id=job.batch_id,
+            batch_id=job.batch.batch_id,
             lease=lease,
             ends_at=now + job.episode_time(lease.expires_at - now, share),
-            word=policy_word(job.batch.descriptor, lease.slot, test_entry=entry),
+            word=word(slot_randomness(job.batch, slot, "policy", test_entry=entry)),
         )
-        self._users.keep_episode(lease.user, row.model_dump_json())
-        self._users.mark_asked([lease.user])
-        JOURNAL.note("leased", batch_id=job.batch_id, reports=1)
-        return row
-
-    def _hold(self, row: Row) -> UserLease:
-        held = UserLease(row, self._users, self._shape, self._clock, self._send)
-        self._held[row.lease.user] = held
-        _start(self._watch(held), self._watches)
+        mark, document = self._users.mark_asked, row.model_dump_json()
+        if not await asyncio.to_thread(mark, [lease.user], job.charge, document):
+            raise LocalError("user-unavailable", "another node has charged this user meanwhile")
+        JOURNAL.note("leased", batch_id=job.batch.batch_id, reports=1)
+        held = self._held[lease.user] = UserLease(self, row)
         return held
 
-    def _send(self, held: UserLease, *, noise: bool = False) -> asyncio.Task[None]:
-        return _start(self._deliver(held, noise=noise), self._reports)
+    async def _send_in_time(self, held: UserLease) -> None:
+        """Sends noise when the time is over; after a restart, sends the report that is left."""
+        while held.row.steps is not None and (left := held.ends_at - self._clock()) > 0:
+            await self._sleep(min(left, LONGEST_SLEEP))
+        self._send(held)
+
+    def _send(self, held: UserLease) -> asyncio.Task[None]:
+        """Starts to send a user's report, once."""
+        if held.delivery is None:
+            held.delivery = asyncio.create_task(self._deliver(held))
+            held.delivery.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return held.delivery
 
     async def _prepare(self, held: UserLease) -> Job:
         """Returns the batch of a lease, checked again after a restart."""
@@ -163,75 +330,46 @@ class Participant(AsyncExitStack):
         held.batch = job.batch
         return job
 
-    async def _watch(self, held: UserLease) -> None:
-        """When the time is over, sends noise; then, or when the lease is over, forgets the user."""
-        while held.row.steps is not None and (left := held.ends_at - self._clock()) > 0:
-            await self._sleep(min(left, LONGEST_SLEEP))
-        while self._is_held(held) and self._clock() < held.row.lease.expires_at:
+    async def _deliver(self, held: UserLease) -> None:
+        """Sends a user's report. Repeats this while the lease lasts and nobody has refused it."""
+        while self._clock() < held.row.lease.expires_at:
             try:
-                await self._send(held, noise=True)
+                return await self._upload(held)
             except RiffleError as error:
                 JOURNAL.problem("reports-refused", error, batch_id=held.row.batch_id)
-                await self._sleep(RETRY_SECONDS)
+                if isinstance(error, RemoteError):
+                    self._forget(held)
+                    raise
+            await self._sleep(RETRY_SECONDS)
         self._forget(held)
+        raise LocalError("late", "the lease ended before the report could be sent")
 
-    async def _deliver(self, held: UserLease, *, noise: bool) -> None:
-        """Sends a user's report, once. Keeps the lease only if another try may succeed."""
-        async with held.lock:
-            if not self._is_held(held):
-                return
-            if noise and held.row.steps is not None:
-                held.keep(steps=None)
-            try:
-                reply = await self._upload(held)
-            except RemoteError:
-                self._forget(held)
-                raise
-            self._forget(held)
+    async def _upload(self, held: UserLease) -> None:
+        """Sends a user's report, as noise if the time is over, and forgets the user."""
+        if held.row.steps is not None and self._clock() >= held.ends_at:
+            held.keep(steps=None)
+        job, row, chunk = await self._prepare(held), held.row, [held.row.lease]
+        credential, entry = self._nodes[row.node_id].credential, self._pipeline.test_entry
+        if row.sealed is not None:
+            sealed = bytes.fromhex(row.sealed)
+            reply = await job.upload(self._pipeline.shuffler, credential.token, chunk, sealed)
+        else:
+            report = encode_episode(held.batch, held.episode(), row.lease.slot, test_entry=entry)
+            reply = await self._pipeline.seal_and_upload(
+                *(job, credential, chunk, report[None]),
+                keep=lambda sealed: held.keep(steps=None, sealed=sealed.hex()),
+            )
+        self._forget(held)
         accepted = self._pipeline.settle(reply)
-        JOURNAL.note("uploaded", batch_id=held.row.batch_id, reports=1, accepted=accepted)
+        JOURNAL.note("uploaded", batch_id=row.batch_id, reports=1, accepted=accepted)
         if not accepted:
             raise _refusal(reply.results[0].outcome)
 
-    async def _upload(self, held: UserLease) -> UploadReply:
-        job, row = await self._prepare(held), held.row
-        credential = self._nodes[row.node_id].credential
-        if row.sealed is None:
-            entry, slot = self._pipeline.test_entry, row.lease.slot
-            report = encode_episode(held.batch, held.episode(), slot, test_entry=entry)
-
-            def keep(job: Job, sealed: bytes) -> None:
-                key = job.keys.batch_key.hex()
-                held.keep(steps=None, sealed=sealed.hex(), batch_key=key)
-
-            return await self._pipeline.seal_and_upload(
-                job, credential, [row.lease], report[None], keep
-            )
-        if row.batch_key != job.keys.batch_key.hex():
-            raise RemoteError("outdated-key", "the batch has another key than the stored report")
-        return await job.upload(
-            self._pipeline.shuffler, credential.token, [row.lease], bytes.fromhex(row.sealed)
-        )
-
-    def _is_held(self, held: UserLease) -> bool:
-        return self._held.get(held.row.lease.user) is held
-
     def _forget(self, held: UserLease) -> None:
-        if self._is_held(held):
-            self._users.keep_episode(held.row.lease.user, None)
-            held.row = held.row.model_copy(update={"steps": None})
-            del self._held[held.row.lease.user]
-
-
-def _start(
-    work: Coroutine[None, None, None], running: set[asyncio.Task[None]]
-) -> asyncio.Task[None]:
-    """Starts a task and remembers it while it runs. Its error is not logged by asyncio."""
-    task = asyncio.create_task(work)
-    running.add(task)
-    task.add_done_callback(running.discard)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    return task
+        self._users.keep_episode(held.row.lease.user, None)
+        held.row = held.row.model_copy(update={"steps": None})
+        held.timer.cancel()
+        self._held.pop(held.row.lease.user, None)
 
 
 def _refusal(outcome: str) -> RemoteError:

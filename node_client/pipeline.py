@@ -1,18 +1,18 @@
 """Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
 A lease ends whether or not its report has arrived. So `ReportTiming` (pure: times are arguments)
-lets a node ask only as many users as it can run, seal and upload within their leases. A node first
-seals a report of zeros to measure its speed (`Pipeline.rehearse`). While no report is accepted, it
-asks one user at a time, after a pause that doubles each time.
+lets a node ask only as many users as it can serve within their leases. A node first seals a report
+of zeros to measure its speed (`Pipeline.rehearse`). While no report is accepted, it asks one user
+at a time, after a pause that doubles each time.
 
 An episode must end within a part of its lease (`Job.episode_time`). If a user takes longer, the
 report carries noise only and is sent in time, so no missing report shows that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
-one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals the
-chunks before it, and the chunks before these are uploaded, so every core can always seal. A chunk
-takes one unit of ``capacity`` before its episodes run, and holds it until the shuffler has decided
-on its reports. So while the shuffler is unreachable, no episodes begin, but the node keeps running.
+one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
+earlier chunks, and still earlier ones are uploaded, so every core can always seal. A chunk takes
+one unit of ``capacity`` before its episodes run, and gives it back once the shuffler has decided on
+its reports. So while the shuffler is unreachable, no episode begins, but the node keeps running.
 
 A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
 good. Nothing about an episode is stored or logged: totals count reports, without naming users.
@@ -29,11 +29,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from riffle.common.mechanism.workflow import Report
-from riffle.common.protocol.descriptor import key_id
+from riffle.common.process.workers import finish
+from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import RemoteError, RiffleError
+from riffle.common.protocol.signatures import key_id
 from riffle.common.protocol.wire import Lease, UploadReply, frame
 from riffle.node_client.environments.tabular import Environment
-from riffle.node_client.episode import PreparedBatch, slot_report
+from riffle.node_client.episode import slot_report
 from riffle.node_client.ledger import UNCHARGED, Charge
 from riffle.node_client.sealing import MOST_CHUNK, SealKeys, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
@@ -42,10 +44,10 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Part of a lease within which all users under way should be done; the rest is a margin."""
+"""Share of a lease within which the reports of all asked users should be decided."""
 
 SLOWEST = 0.5
-"""Part of a lease that sealing and uploading one report may take."""
+"""Share of a lease that sealing and uploading one report may take."""
 
 KEPT = 0.7
 """Weight of earlier measurements when a new one is added."""
@@ -57,19 +59,19 @@ Seal = Callable[[SealKeys, Report], Awaitable[bytes]]
 
 @dataclass(slots=True)
 class Rate:
-    """Average seconds per item, weighted toward recent measurements; None before the first one."""
+    """The average seconds per item, weighted toward recent measurements."""
 
     seconds: float = 0.0
     things: float = 0.0
 
     def record(self, seconds: float, things: int) -> None:
-        """Records that ``things`` took ``seconds`` together."""
+        """Records that ``things`` items took ``seconds`` together."""
         self.seconds = KEPT * self.seconds + seconds
         self.things = KEPT * self.things + things
 
     @property
     def mean(self) -> float:
-        """Seconds per item; 0 before the first measurement."""
+        """The seconds per item; 0 before the first measurement."""
         return self.seconds / self.things if self.things else 0.0
 
 
@@ -77,9 +79,10 @@ class Rate:
 class ReportTiming:
     """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way``: users who were asked and whose reports are not decided. ``in_vain``: how many
-    chunks in a row had no accepted report; it starts at one, because nothing has been accepted yet.
-    While ``in_vain`` is above zero, one user is asked at a time, and nobody before ``retry_at``.
+    ``under_way`` is the number of asked users whose reports the shuffler has not decided.
+    ``in_vain`` is the number of chunks since the last accepted report. It starts at one, because no
+    report has been accepted yet. While it is above zero, the node asks one user at a time, and
+    nobody before ``retry_at``.
     """
 
     lease_seconds: float = 0.0
@@ -93,8 +96,8 @@ class ReportTiming:
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
         """Records the delivery of a chunk, whose ``messages`` were ready to be sealed at ``start``.
 
-        Chunks are sealed one after the other, so a chunk's own time begins when the previous one
-        ends.
+        Chunks are sealed one after the other, so a chunk's own time begins when the previous
+        chunk's time ends.
         """
         self.messages.record(now - max(start, self._last_end), messages)
         self._last_end = now
@@ -108,7 +111,7 @@ class ReportTiming:
     def most_users(
         self, L: int, now: float, left: float = math.inf, episode_seconds: int = 0
     ) -> int:
-        """Returns how many more users may be asked at ``now``; the batch ends in ``left`` s."""
+        """Returns how many more users may be asked at ``now``; the batch ends after ``left`` s."""
         if self.is_too_slow(L) or now < self.retry_at or left <= episode_seconds:
             return 0
         # A lease ends with its batch.
@@ -120,7 +123,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns the leases that end late enough, if their reports follow all those under way."""
+        """Returns the leases that end late enough: their reports follow all those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -136,45 +139,40 @@ class ReportTiming:
 class Job:
     """An accepted batch with the objects that its reports need."""
 
-    batch_id: str
-    batch: PreparedBatch
+    batch: BatchDescriptor
     keys: SealKeys
-    episode_seconds: int = 0
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's seconds: the descriptor's, and a share of what a lease has left."""
-        return self.episode_seconds + share * max(0.0, left - self.episode_seconds)
+        """Returns the descriptor's seconds for an episode and a share of the lease's other time."""
+        declared = self.batch.episode_seconds or 0
+        return declared + share * max(0.0, left - declared)
 
     @classmethod
-    def of(cls, accepted: AcceptedBatch) -> "Job":
-        """Prepares an accepted batch."""
-        descriptor = accepted.context.descriptor
+    def of(cls, accepted: AcceptedBatch, charge: Charge = UNCHARGED) -> "Job":
+        """Prepares an accepted batch. ``charge`` is the spend of one report."""
         keys = SealKeys.of(accepted.context, accepted.batch_key)
-        batch, seconds = PreparedBatch.of(descriptor), descriptor.episode_seconds or 0
-        charge = Charge.of(descriptor, accepted.coordinator_key, accepted.event)
-        return cls(descriptor.batch_id, batch, keys, seconds, charge)
+        return cls(accepted.context.descriptor, keys, charge)
 
     async def upload(
         self, shuffler: ShufflerClient, token: str, leases: Sequence[Lease], sealed: bytes
     ) -> UploadReply:
         """Uploads sealed reports, concatenated in the order of ``leases``.
 
-        Raises as `ShufflerClient.upload` does.
+        Raises the errors of `ShufflerClient.upload`.
         """
-        descriptor, names = self.batch.descriptor, [lease.lease for lease in leases]
-        size, deadline = descriptor.report_bytes, descriptor.expires_at
-        reports = (sealed[start : start + size] for start in range(0, len(sealed), size))
-        body = b"".join(map(frame, names, reports))
-        key = key_id(self.keys.batch_key)
-        return await shuffler.upload(token, self.batch_id, names, body, deadline, key)
+        d, key = self.batch, key_id(self.keys.batch_key)
+        names, size = [lease.lease for lease in leases], d.report_bytes
+        body = b"".join(frame(n, sealed[i * size : (i + 1) * size]) for i, n in enumerate(names))
+        return await shuffler.upload(token, d.batch_id, names, body, d.expires_at, key)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts of this process's episodes and reports; ``refused`` has counts by problem slug.
+    """Counts of this process's episodes and reports.
 
-    The environment failed in ``failed`` of the episodes, whose reports carry noise only.
+    ``refused`` has counts by problem slug. ``failed`` counts the episodes in which the environment
+    failed. Their reports carry noise only.
     """
 
     episodes: int = 0
@@ -185,7 +183,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of a chunk's episodes: their messages, how many failed, whether to stop."""
+    """Progress of a chunk's episodes: their messages, how many failed, and whether to stop."""
 
     environment: Environment | None
     rows: list[Report | None]
@@ -197,10 +195,10 @@ class _Progress:
 class Pipeline:
     """The path of reports from lease to shuffler, shared by all nodes of a process.
 
-    ``refetch`` returns a job again, with the batch's current key.
+    ``refetch`` fetches a job again, with the batch's current key. An app has no ``environment``.
     """
 
-    environment: Environment
+    environment: Environment | None
     seal: Seal
     shuffler: ShufflerClient
     users: Users
@@ -218,13 +216,14 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the environment is still busy with a user whose report carried noise only."""
+        """Returns whether an overdue episode still runs. Its report carried noise only."""
         return self._episodes is not None and not self._episodes.done()
 
     async def rehearse(self, job: Job) -> None:
         """Measures the speed of sealing with a report of zeros, which is thrown away.
 
-        If it was slow, measures once more, because new processes seal their first report slowly.
+        If sealing was slow, measures once more, because new processes seal their first report
+        slowly.
         """
         for _ in range(2):
             start = self.monotonic()
@@ -236,7 +235,7 @@ class Pipeline:
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
         """Runs and encodes these users' episodes; seals and uploads them in the background.
 
-        Users whose leases end too soon are not asked. Returns how many users were asked.
+        Users whose leases end too soon are not asked. Returns the number of asked users.
         """
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
@@ -260,12 +259,8 @@ class Pipeline:
         return asked
 
     async def drain(self, seconds: float) -> None:
-        """Waits ``seconds`` for reports in progress, then gives up the rest, counted as unsent."""
-        if self._deliveries:
-            _, late = await asyncio.wait(self._deliveries, timeout=seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        """Waits ``seconds`` for reports in progress; gives up the rest, which count as unsent."""
+        await finish(self._deliveries, seconds)
         if self.totals.failed:  # a number only, which names no user
             failed, episodes = self.totals.failed, self.totals.episodes
             JOURNAL.note("episodes-failed", logging.WARNING, failed=failed, episodes=episodes)
@@ -275,13 +270,13 @@ class Pipeline:
         self.capacity.release()
 
     def in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns leases whose reports can be in time; called before users are marked as asked."""
+        """Returns leases whose reports can be in time. Call it before users are marked as asked."""
         L, now = job.keys.messages, self.clock()
-        chosen = self.timing.in_time(leases, L, now, job.episode_seconds)
-        chosen = [] if self.is_stuck else chosen
+        stuck, seconds = self.is_stuck, job.batch.episode_seconds or 0
+        chosen = [] if stuck else self.timing.in_time(leases, L, now, seconds)
         if len(chosen) < len(leases) and not self._short_lease_logged:
             self._short_lease_logged = True
-            JOURNAL.note("leases-end-too-soon", logging.WARNING, batch_id=job.batch_id)
+            JOURNAL.note("leases-end-too-soon", logging.WARNING, batch_id=job.batch.batch_id)
         return chosen
 
     async def _ask(self, job: Job, leases: Sequence[Lease]) -> Sequence[Lease]:
@@ -293,7 +288,8 @@ class Pipeline:
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
-        The others carry noise only. While an overdue episode runs, no other begins (`is_stuck`).
+        The other reports carry noise only. While an overdue episode runs, no other begins
+        (`is_stuck`).
         """
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
         left = min(lease.expires_at for lease in chunk) - self.clock()
@@ -303,15 +299,17 @@ class Pipeline:
             seconds = job.episode_time(left, self.episode_share)
             await asyncio.wait({self._episodes}, timeout=seconds)
         except BaseException:
-            progress.halted = True
             self.totals.refused["unsent"] += self._count(progress)
             raise
-        progress.halted = True  # the thread ends its current episode and begins no other
+        finally:
+            progress.halted = True  # the thread ends its current episode and begins no other
         if self._episodes.done():
             self._episodes.result()
         whole = _Progress(None, list(progress.rows), progress.failed)
         if overdue := sum(row is None for row in whole.rows):
-            JOURNAL.note("episodes-overdue", logging.WARNING, batch_id=job.batch_id, failed=overdue)
+            JOURNAL.note(
+                "episodes-overdue", logging.WARNING, batch_id=job.batch.batch_id, failed=overdue
+            )
             await asyncio.to_thread(self._run_episodes, job, chunk, whole)
         self.timing.episodes.record(self.monotonic() - start, self._count(whole))
         return np.stack([row for row in whole.rows if row is not None]), len(chunk) - overdue
@@ -344,29 +342,28 @@ class Pipeline:
         in_time: int,
     ) -> None:
         """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
-        start, accepted, leaving = self.monotonic(), 0, list[Job]()
+        start, accepted, leaving = self.monotonic(), 0, list[bytes]()
+        batch_id, count = job.batch.batch_id, len(chunk)
         try:
-            reply = await self.seal_and_upload(
-                job, credential, chunk, messages, lambda job, _: leaving.append(job)
-            )
+            reply = await self.seal_and_upload(job, credential, chunk, messages, leaving.append)
             accepted = self.settle(reply)
         except RiffleError as error:
-            JOURNAL.problem("reports-refused", error, batch_id=job.batch_id)
-            self.totals.refused[error.slug] += len(chunk)
+            JOURNAL.problem("reports-refused", error, batch_id=batch_id)
+            self.totals.refused[error.slug] += count
         except asyncio.CancelledError:
-            self.totals.refused["unsent"] += len(chunk)
+            self.totals.refused["unsent"] += count
             raise
         except Exception as error:  # the error's text is not logged: it could hold a report
-            JOURNAL.exception("reports-lost", error, batch_id=job.batch_id)
-            self.totals.refused["internal"] += len(chunk)
+            JOURNAL.exception("reports-lost", error, batch_id=batch_id)
+            self.totals.refused["internal"] += count
         finally:
             if not leaving:
                 self.users.give_back(chunk, job.charge)
             self._release(chunk)
-            count, done = len(chunk), min(accepted, in_time)
+            done = min(accepted, in_time)
             self.timing.record_delivery(start, self.monotonic(), count * job.keys.messages, done)
             level = logging.INFO if done else logging.WARNING
-            JOURNAL.note("uploaded", level, batch_id=job.batch_id, reports=count, accepted=accepted)
+            JOURNAL.note("uploaded", level, batch_id=batch_id, reports=count, accepted=accepted)
 
     async def seal_and_upload(
         self,
@@ -374,25 +371,27 @@ class Pipeline:
         credential: Credential,
         chunk: Sequence[Lease],
         messages: Report,
-        keep: Callable[[Job, bytes], None] = lambda _job, _sealed: None,
+        keep: Callable[[bytes], None],
     ) -> UploadReply:
         """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
 
-        The shuffler refuses an upload with an outdated key unread, so no report reaches it twice.
+        The shuffler refuses an upload with an outdated key unread, so it never gets a report twice.
         ``keep`` is called with the sealed reports before they leave.
         """
-        try:
-            keep(job, sealed := await self.seal(job.keys, messages))
+
+        async def send(job: Job) -> UploadReply:
+            keep(sealed := await self.seal(job.keys, messages))
             return await job.upload(self.shuffler, credential.token, chunk, sealed)
+
+        try:
+            return await send(job)
         except RemoteError as error:
             if error.slug != "outdated-key" or self.refetch is None:
                 raise
-        job = await self.refetch(credential, job)
-        keep(job, sealed := await self.seal(job.keys, messages))
-        return await job.upload(self.shuffler, credential.token, chunk, sealed)
+        return await send(await self.refetch(credential, job))
 
     def settle(self, reply: UploadReply) -> int:
-        """Counts the outcomes of an upload; returns how many reports were accepted."""
+        """Counts the outcomes of an upload. Returns the number of accepted reports."""
         outcomes = Counter(result.outcome for result in reply.results)
         accepted = outcomes.pop("accepted", 0) + outcomes.pop("replayed", 0)
         self.totals.accepted += accepted

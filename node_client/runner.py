@@ -3,18 +3,17 @@
 The nodes take turns polling for batches. A batch's descriptor is fetched and checked once
 (`trust`). A refused batch is logged once and skipped for a while. Leases are requested in small
 numbers, and nodes and open batches take turns. So all nodes take part in every batch that has room,
-and no more users are asked than can be reported in time. A node that holds its share of a batch
-leaves the batch to other nodes and asks again later, when some of its own leases may have ended. A
-process that has no users left or is too slow stays up and tells the shuffler why.
+and no more users are asked than can report in time. A node that holds its share of a batch leaves
+the batch to other nodes and asks again later, when some of its own leases may have ended. A process
+that has no users left or is too slow stays up and tells the shuffler why.
 
-A refused batch is checked again after a pause, which doubles each time: a clock that jumped, a key
-that is pinned later or an answer altered in transit must not exclude a batch for good.
+A refused batch is checked again after a pause, which doubles each time. So a clock that jumped, a
+key that is pinned later or an answer altered in transit does not exclude a batch for good.
 """
 
 import asyncio
 import logging
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,20 +21,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
+from riffle.common.protocol.verification import check_expiry
 from riffle.common.protocol.wire import DECLINE_SECONDS, DeclineReason, Lease, LeaseReply, OpenBatch
+from riffle.node_client.ledger import Charge
 from riffle.node_client.pipeline import Job, Pipeline
 from riffle.node_client.sealing import LEAST_CHUNK, MOST_CHUNK, whole_reports
 from riffle.node_client.settings import JOURNAL, Credential
-from riffle.node_client.trust import Demands, accept, check_expiry
+from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
-MOST_DOUBLINGS = 7  # times that the pause doubles while the users file fails: to half a minute
-IDLE_DOUBLINGS = 3  # likewise while no open batch can be served: to two seconds
+MOST_DOUBLINGS = 7  # times that the pause doubles while the users file fails, to half a minute
+IDLE_DOUBLINGS = 3  # times that it doubles while no open batch can be served, to two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
-REFUSAL_DOUBLINGS = 6  # likewise before a refused batch is checked again: to ten minutes
+REFUSAL_DOUBLINGS = 6  # times that the pause after a refused check doubles, to ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
@@ -44,20 +45,19 @@ _REVOKED = frozenset({"unauthorized", "forbidden"})
 class NodeState:
     """One node of this process.
 
-    ``revoked``: its token is refused. ``quota_reached``: it may serve no new users.
-    ``out_of_users``: the batches for which it has no users left to ask; None stands for all batches
-    if neither epochs nor limits distinguish them. ``retry_at``: when to ask again after a refusal
-    ``share-exceeded``, by batch id.
+    ``revoked``: the shuffler refuses its token. ``quota_reached``: it may serve no new users.
+    ``out_of_users``: the batches for which it has no users left to ask. ``retry_at``: by batch id,
+    when to ask again after the refusal ``share-exceeded``.
     """
 
     credential: Credential
     revoked: bool = False
     quota_reached: bool = False
-    out_of_users: set[str | None] = field(default_factory=set)
+    out_of_users: set[str] = field(default_factory=set)
     retry_at: dict[str, float] = field(default_factory=dict)
 
     def leave(self, batch_id: str, until: float, now: float) -> None:
-        """Leaves a batch to other nodes until ``until``; deletes pauses that are over."""
+        """Leaves a batch to other nodes until ``until``. Deletes pauses that are over."""
         self.retry_at = {batch: end for batch, end in self.retry_at.items() if end > now}
         self.retry_at[batch_id] = until
 
@@ -67,7 +67,7 @@ class NodeState:
 
     def is_out(self, batch_id: str) -> bool:
         """Returns whether this node is revoked, or has no users left for a batch."""
-        return self.revoked or not self.out_of_users.isdisjoint((None, batch_id))
+        return self.revoked or batch_id in self.out_of_users
 
 
 @dataclass(slots=True)
@@ -81,7 +81,6 @@ class Runner:
     users_file: Path | None = None
     read_users: Callable[[], Mapping[str, Iterable[str]] | None] = lambda: None
     pins: Callable[[], frozenset[str] | None] = lambda: None
-    clock: Callable[[], float] = time.time
     pause: float = PAUSE_SECONDS
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
     _users_version: tuple[int, int] | None = None
@@ -120,7 +119,7 @@ class Runner:
             await self.pipeline.drain(DRAIN_SECONDS)
 
     async def _turn(self, stop: asyncio.Event) -> bool:
-        """Polls once and leases slots; returns whether any user was asked."""
+        """Polls once and leases slots. Returns whether any user was asked."""
         await self._reload_users()
         node = self._next_node()
         try:
@@ -140,9 +139,10 @@ class Runner:
         return total > 0 and not self._users_file_failures
 
     async def open_jobs(self, node: NodeState, wait: int) -> list[tuple[Job | None, int]]:
-        """Returns the open batches, None for each refused one, with their free slots.
+        """Returns the open batches, with None for a refused batch, and their free slots.
 
-        The shuffler waits up to ``wait`` seconds for one. Raises as `ShufflerClient.open_batches`.
+        The shuffler waits up to ``wait`` seconds for a batch. Raises the errors of
+        `ShufflerClient.open_batches`.
         """
         reply = await self.pipeline.shuffler.open_batches(node.credential.token, wait)
         self._away = False
@@ -150,7 +150,7 @@ class Runner:
         return [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]
 
     async def _reload_users(self) -> None:
-        """If the owner has changed the users file, replaces the users who were not asked."""
+        """Replaces the users who were not asked if the owner has changed the users file."""
         if self.users_file is None or (version := _version(self.users_file)) == self._users_version:
             return
         self._users_version = version
@@ -168,12 +168,12 @@ class Runner:
         JOURNAL.note("users-listed")
 
     async def _job(self, node: NodeState, batch: OpenBatch) -> Job | None:
-        """Returns the checked batch, None if it is refused; remembers batches that were checked."""
+        """Returns the checked batch, or None if it is refused. Remembers checked batches."""
         if self.pipeline.monotonic() < self._refused.get(batch.batch_id, (-math.inf, 0))[0]:
             return None
         try:
             job = await self.job(node, batch.batch_id)
-            check_expiry(job.batch.descriptor, self.clock())
+            check_expiry(job.batch, self.pipeline.clock())
         except RemoteError as error:
             self._refuse(batch.batch_id, error)
             return None
@@ -183,20 +183,21 @@ class Runner:
         return job
 
     async def job(self, node: NodeState, batch_id: str) -> Job:
-        """Returns a batch that this process checked, now or before.
+        """Returns a checked batch; checks it now if this process has not done so.
 
         Raises RemoteError if it is refused, LocalError if the shuffler does not serve it.
         """
-        return self._jobs.get(batch_id) or await self._check(node, batch_id)
-
-    async def _check(self, node: NodeState, batch_id: str) -> Job:
+        if (known := self._jobs.get(batch_id)) is not None:
+            return known
         try:
             signed = await self.pipeline.shuffler.descriptor(node.credential.token, batch_id)
         except RemoteError as error:  # the descriptor may be valid: ask again at the next poll
             raise LocalError(error.slug, error.detail) from error
         demands = replace(self.demands, analyzer_keys=await asyncio.to_thread(self.pins))
-        accepted = await asyncio.to_thread(accept, signed, batch_id, demands, self.clock())
-        job = Job.of(accepted)
+        accepted = await asyncio.to_thread(accept, signed, batch_id, demands, self.pipeline.clock())
+        descriptor = accepted.context.descriptor
+        charge = Charge.of(descriptor, demands.coordinator_key, demands.required)
+        job = Job.of(accepted, charge)
         self._jobs[batch_id] = job
         while len(self._jobs) > REMEMBERED_JOBS:
             self._jobs.popitem(last=False)
@@ -204,16 +205,16 @@ class Runner:
         return job
 
     async def _lease_and_submit(self, job: Job, free: int) -> int | None:
-        """Lets a node serve a batch; returns how many users it asked, None to try another node."""
-        node = self._node_for(job.batch_id)
+        """Lets a node serve a batch. Returns how many users it asked; None: try another node."""
+        node = self._node_for(job.batch.batch_id)
         if node is None:
-            if all(node.is_out(job.batch_id) for node in self.nodes):
+            if all(node.is_out(job.batch.batch_id) for node in self.nodes):
                 over = self.pipeline.users.over_limit(job.charge)
                 await self._decline(job, "over-limit" if over else "no-users")
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # of the users file: no user is asked who cannot be marked
+        except LocalError as error:  # of the users file; nobody who cannot be marked is asked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1
@@ -238,52 +239,49 @@ class Runner:
             self._note_out_of_users(node, job)
             return None
         try:
-            reply = await self.pipeline.shuffler.lease(node.credential.token, job.batch_id, users)
+            reply = await self.pipeline.shuffler.lease(
+                node.credential.token, job.batch.batch_id, users
+            )
         except RiffleError as error:
             self._log_failure(node, error)
             return None if node.revoked else 0
         leases = await asyncio.to_thread(self.record_reply, node, job, reply)
         if leases:
-            JOURNAL.note("leased", batch_id=job.batch_id, reports=len(leases))
+            JOURNAL.note("leased", batch_id=job.batch.batch_id, reports=len(leases))
         asked = await self.pipeline.submit(job, node.credential, leases)
-        may_ask = node.may_ask(job.batch_id, self.pipeline.monotonic())
+        may_ask = node.may_ask(job.batch.batch_id, self.pipeline.monotonic())
         return asked if asked or may_ask else None
 
     def _note_out_of_users(self, node: NodeState, job: Job) -> None:
-        users, name = self.pipeline.users, node.credential.node_id
-        node.out_of_users &= self._jobs.keys()
-        if users.ledger is None and job.charge.epoch is None:
-            node.out_of_users.add(None)
-        else:
-            node.out_of_users.add(job.batch_id)
-        JOURNAL.note("users-exhausted", logging.WARNING, node_id=name)
+        users, name, batch_id = self.pipeline.users, node.credential.node_id, job.batch.batch_id
+        node.out_of_users = (node.out_of_users & self._jobs.keys()) | {batch_id}
+        JOURNAL.note("users-exhausted", logging.WARNING, batch_id=batch_id, node_id=name)
         if users.ledger is not None and (over := len(users.over_limit(job.charge))):
-            limit = users.ledger.limit
             detail = f"{over} people are not asked: with this batch they would pass their lifetime "
-            detail += f"limit, epsilon {limit.epsilon:g} at beta {limit.beta:g}"
-            JOURNAL.note("over-limit", logging.WARNING, batch_id=job.batch_id, detail=detail)
+            detail += f"limit, {users.ledger.limit}"
+            JOURNAL.note("over-limit", logging.WARNING, batch_id=batch_id, detail=detail)
 
     async def most_users(self, job: Job) -> int:
-        """Returns how many users may be asked now; declines the batch if that may stay zero."""
+        """Returns how many users may be asked now. Declines the batch if this may stay zero."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
         if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
             try:
                 await pipeline.rehearse(job)
             except LocalError as error:
-                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch_id)
+                JOURNAL.problem("rehearsal-failed", error, batch_id=job.batch.batch_id)
             self._rehearse_at = pipeline.monotonic() + REHEARSAL_SECONDS
-        left = job.batch.descriptor.expires_at - pipeline.clock()
-        now, seconds = pipeline.monotonic(), job.episode_seconds
+        left = job.batch.expires_at - pipeline.clock()
+        now, seconds = pipeline.monotonic(), job.batch.episode_seconds or 0
         most = 0 if pipeline.is_stuck else timing.most_users(L, now, left, seconds)
         if most == 0 and (timing.is_too_slow(L) or timing.in_vain > 1 or pipeline.is_stuck):
             await self._decline(job, "too-slow")
         elif not timing.in_vain:
-            self._declined.pop(job.batch_id, None)
+            self._declined.pop(job.batch.batch_id, None)
         return most
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
         """Tells the shuffler, at intervals, why no user is asked for a batch."""
-        batch_id, now = job.batch_id, self.pipeline.monotonic()
+        batch_id, now = job.batch.batch_id, self.pipeline.monotonic()
         if batch_id not in self._declined:
             JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)
         elif now < self._declined[batch_id] + DECLINE_SECONDS:
@@ -302,14 +300,14 @@ class Runner:
         self.pipeline.users.set_aside(refused.get("user-unavailable", ()), job.charge)
         if "share-exceeded" in refused:
             now = self.pipeline.monotonic()
-            node.leave(job.batch_id, now + RETRY_SECONDS, now)
+            node.leave(job.batch.batch_id, now + RETRY_SECONDS, now)
         if over_quota := refused.get("quota-exceeded"):
             self.pipeline.users.forget(over_quota)
             if not node.quota_reached:
                 name = node.credential.node_id
                 JOURNAL.note("users-exhausted", logging.WARNING, node_id=name)
             node.quota_reached = True
-        return [lease for lease in reply.leases if lease.slot < job.batch.descriptor.n]
+        return [lease for lease in reply.leases if lease.slot < job.batch.n]
 
     def _next_node(self) -> NodeState:
         for _ in range(len(self.nodes)):
@@ -337,14 +335,14 @@ class Runner:
         Raises RemoteError if the batch is refused or has another descriptor now, and LocalError if
         the shuffler does not answer.
         """
-        self._jobs.pop(job.batch_id, None)
-        fresh = await self._check(NodeState(credential), job.batch_id)
+        self._jobs.pop(job.batch.batch_id, None)
+        fresh = await self.job(NodeState(credential), job.batch.batch_id)
         if fresh.keys.message_info != job.keys.message_info:
             raise RemoteError("outdated-key", "the batch has another descriptor now")
         return fresh
 
     def _refuse(self, batch_id: str, error: RemoteError) -> None:
-        """Refuses a batch for a while, longer each time; logs the first time."""
+        """Refuses a batch for a while, longer each time. Logs only the first time."""
         _, times = self._refused.get(batch_id, (0.0, 0))
         pause = RETRY_SECONDS * 2 ** min(times, REFUSAL_DOUBLINGS)
         self._refused[batch_id] = self.pipeline.monotonic() + pause, times + 1
@@ -373,10 +371,10 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
-    """Returns how many users to name in one lease request; a report takes the room of ``messages``.
+    """Returns how many users to name in one lease request, for reports of ``messages`` messages.
 
-    This is the node's fair share of the free slots, rounded to a chunk (see `sealing`), but not
-    above ``free`` or ``users_a_request``.
+    This is the node's fair share of the free slots, within the smallest and the largest size of a
+    chunk (see `sealing`), but not above ``free`` or ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

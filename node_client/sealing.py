@@ -1,11 +1,12 @@
-"""Sealing of reports: 99 % of a node's work if they are messages.
+"""Sealing of reports. It is 99 % of a node's work if reports are messages.
 
 Messages are sealed in a pool of processes. HPKE holds the GIL, so threads do not help. Vectors
-(`common.mechanism.sums`) are masked and sealed in threads. That is one key agreement a report, and
-large vectors are not copied to another process. A chunk is several whole reports of one batch,
-`LEAST_CHUNK` to `MOST_CHUNK` messages in all. Its reports are leased, marked as asked and uploaded
-together, and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`;
-each takes one bytes object of indices and returns one of sealed reports.
+(`common.mechanism.sums`) are masked and sealed in threads. A vector needs only one key agreement,
+and threads need no copy of a large vector. A chunk is several whole reports of one batch,
+`LEAST_CHUNK` to `MOST_CHUNK` messages in all. Its users are leased, marked as asked and uploaded
+together, and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`
+messages. A task takes one array of symbols, 4 bytes each, and returns the sealed reports in one
+bytes object.
 """
 
 import asyncio
@@ -25,18 +26,17 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import seal, seal_indices
 
 LEAST_CHUNK = 36_000
-# Two cores seal this in about two seconds, so no lease ends while its chunk waits for others.
+# Two cores seal this many in about two seconds, so no lease ends while its chunk waits for others.
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 MESSAGE_BYTES = 50
-"""About the size of a sealed message: a vector takes as much room as its bytes in messages."""
-_INDEX = np.dtype("<u4")
+"""About the size of a sealed message. A vector counts as messages with as many bytes in all."""
 _BREAKS_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SealKeys:
-    """Public keys and sizes that sealing a batch's reports needs; L = ``messages``."""
+    """Public keys and sizes for sealing a batch's reports. ``messages`` is L."""
 
     analyzer_key: bytes
     message_info: bytes
@@ -72,7 +72,7 @@ class SealKeys:
 
     @property
     def size(self) -> int:
-        """The report's size in messages: L or, for a vector, its bytes in messages."""
+        """The report's size in messages: L or, for a vector, the number with as many bytes."""
         return -(-self.report_bytes // MESSAGE_BYTES) if self.word_bits else self.messages
 
 
@@ -81,47 +81,19 @@ def whole_reports(room: int, size: int) -> int:
     return max(1, room // size)
 
 
-def pack(messages: Report) -> bytes:
-    """Packs reports (reports, L count) for `seal_reports`, 4 bytes a symbol."""
-    return messages.astype(_INDEX).tobytes()
+def seal_reports(keys: SealKeys, reports: Report) -> bytes:
+    """Seals every report (reports, entries) to the batch key; returns them concatenated.
 
-
-def mask_reports(keys: SealKeys, vectors: Report) -> bytes:
-    """Masks every vector under a fresh key from the CSPRNG, and seals it to the batch key.
-
-    Returns the sealed reports, concatenated.
+    Before, every message is sealed to the analyzer, or every vector is masked under a fresh key
+    from the CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
     """
-    masked = (
-        sums.mask(vector, os.urandom(sums.KEY_BYTES), keys.analyzer_key, keys.message_info)
-        for vector in vectors
-    )
-    return b"".join(seal(keys.batch_key, keys.report_info, report) for report in masked)
-
-
-def seal_reports(keys: SealKeys, packed: bytes) -> bytes:
-    """Seals every message to the analyzer, then every report to the batch key.
-
-    Returns the sealed reports, concatenated; each is 48 bytes longer than its L messages.
-    """
-    symbols = keys.symbols
-    reports = np.frombuffer(packed, dtype=_INDEX).reshape(-1, keys.messages * symbols.count)
-    return b"".join(
-        seal(
-            keys.batch_key,
-            keys.report_info,
-            seal_indices(
-                keys.analyzer_key, keys.message_info, report, symbols.width, symbols.count
-            ),
-        )
-        for report in reports
-    )
-
-
-async def seal_in_thread(keys: SealKeys, messages: Report) -> bytes:
-    """Does what `SealingPool.seal` does, in a thread: an app has few reports, and no workers."""
+    analyzer_key, info, symbols = keys.analyzer_key, keys.message_info, keys.symbols
     if keys.word_bits:
-        return await asyncio.to_thread(mask_reports, keys, messages)
-    return await asyncio.to_thread(seal_reports, keys, pack(messages))
+        inner = (sums.mask(row, os.urandom(sums.KEY_BYTES), analyzer_key, info) for row in reports)
+    else:
+        width, count = symbols.width, symbols.count
+        inner = (seal_indices(analyzer_key, info, row, width, count) for row in reports)
+    return b"".join(seal(keys.batch_key, keys.report_info, each) for each in inner)
 
 
 class SealingPool(AbstractContextManager["SealingPool"]):
@@ -136,25 +108,26 @@ class SealingPool(AbstractContextManager["SealingPool"]):
 
     @in_span("seal")
     async def seal(self, keys: SealKeys, messages: Report) -> bytes:
-        """Returns the sealed reports of unsealed ones (reports, entries), concatenated.
+        """Seals reports (reports, entries); returns the sealed reports, concatenated.
 
         Raises LocalError ``unavailable`` if workers keep dying, most likely for lack of memory.
         """
         if keys.word_bits:
             shares = np.array_split(messages, min(self._workers, len(messages)))
-            masked = (asyncio.to_thread(mask_reports, keys, share) for share in shares)
+            masked = (asyncio.to_thread(seal_reports, keys, share) for share in shares)
             return b"".join(await asyncio.gather(*masked))
         step = whole_reports(TASK_MESSAGES, keys.messages)
-        parts = (pack(messages[start : start + step]) for start in range(0, len(messages), step))
+        rows = messages.astype(np.uint32)
+        parts = (rows[start : start + step] for start in range(0, len(rows), step))
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
-    async def _seal(self, keys: SealKeys, packed: bytes) -> bytes:
-        """Seals one task. If a worker dies, repeats its task, whose output was not sent."""
+    async def _seal(self, keys: SealKeys, rows: Report) -> bytes:
+        """Seals one task. If a worker dies, repeats its task: nothing of it was sent."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(pool, seal_reports, keys, packed)
+                return await loop.run_in_executor(pool, seal_reports, keys, rows)
             except BrokenProcessPool:
                 if self._pool is pool:  # many tasks see the same dead pool; the first replaces it
                     pool.shutdown(wait=False, cancel_futures=True)

@@ -8,15 +8,14 @@ a file or an answer of the shuffler, on one line (`common.protocol.errors.one_li
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.process.configuration import (
-    RoleSettings,
-    Share,
+    DemandSettings,
     check_shares,
     file_bytes,
     hex_file,
@@ -25,7 +24,6 @@ from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.heads import HeadFolder
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.descriptor import (
-    MAX_EPISODE_SECONDS,
     MAX_EPOCH_SECONDS,
     Document,
     Hex16,
@@ -34,10 +32,10 @@ from riffle.common.protocol.descriptor import (
     first_fault,
 )
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import MESSAGES, read_pins
+from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import MAX_USERS_A_LEASE
 from riffle.node_client.environments.registry import Parameter, declaration_of, make
-from riffle.node_client.environments.tabular import Environment
+from riffle.node_client.environments.tabular import Environment, EpisodeShape
 from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 from riffle.node_client.trust import Demands
 from riffle.node_client.users import opaque_id
@@ -64,29 +62,21 @@ class Credential(Document):
     token: str = Field(min_length=1, repr=False)
 
 
-class Settings(RoleSettings):
+class Settings(DemandSettings):
     """Pins, demands, environment, credentials. Settings that protect users have no default."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
-    loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
 
     shuffler_url: str = Field(description="https://host:port[,https://...]; http on loopback")
     shuffler_id: Name = Field(description="the shuffler that descriptors must name")
     shuffler_key: Hex32 | None = Field(default=None, description="shuffler's Ed25519 key, hex")
     shuffler_key_file: Path | None = Field(default=None, description="file with that key")
-    coordinator_key: Hex32 | None = Field(
-        default=None, description="coordinator's Ed25519 key, hex"
-    )
-    coordinator_key_file: Path | None = Field(default=None, description="file with that key")
-    analyzer_keys_file: Path | None = Field(
-        default=None, description="pinned analyzer keys, hex, one a line; read at every batch"
-    )
     ca_file: Path | None = Field(default=None, description="PEM of a private CA of the shuffler")
     credentials_file: Path = Field(description="JSON list of {node_id, owner, token}")
     state_dir: Path = Field(description="folder of the record of users who were asked")
     users_file: Path | None = Field(
         default=None,
-        description="JSON object node_id -> list of the owner's own ids of people, as e-mail "
+        description="JSON object node_id -> list of the owner's own ids of people, such as e-mail "
         "addresses, each always spelt the same",
     )
     users_key_file: Path | None = Field(
@@ -111,28 +101,6 @@ class Settings(RoleSettings):
     min_dishonest_fraction: float = Field(
         ge=0, lt=1, description="share of dishonest reports that a batch must withstand"
     )
-    max_owner_share: Share = Field(
-        default=0.05,
-        description="largest share of a batch that one owner's nodes may hold; default on "
-        "loopback: 1, which is no limit",
-    )
-    trust_models: tuple[Trust, ...] = Field(
-        default=("shuffle",),
-        min_length=1,
-        description="trust models that the owner allows, a JSON list of shuffle, local, central",
-    )
-    aggregations: tuple[Aggregation, ...] = Field(
-        default=MESSAGES,
-        min_length=1,
-        description="aggregations that the owner allows, a JSON list of messages, sums; for sums, "
-        "every node of a batch must run its owner's own software",
-    )
-    max_batch_seconds: int = Field(
-        default=31 * 86_400,
-        ge=1,
-        description="longest time for which a batch may be open: until its end, whoever seizes the "
-        "shuffler can link messages to their senders",
-    )
     shortest_epoch_seconds: int | None = Field(
         default=None,
         ge=1,
@@ -148,7 +116,7 @@ class Settings(RoleSettings):
     ledger_head_dir: Path | None = Field(
         default=None,
         description="folder of the ledger's head, which no copy of the ledger may replace; one "
-        "folder for all nodes of an owner; default: that of the users key or of the credentials",
+        "folder for all nodes of an owner; default: the folder of the users key or credentials",
     )
     lifetime_epsilon: float | None = Field(
         default=None,
@@ -157,12 +125,6 @@ class Settings(RoleSettings):
     )
     lifetime_beta: float | None = Field(
         default=None, gt=0, lt=1, description="beta of the lifetime limit; default: MAX_BETA"
-    )
-    max_episode_seconds: int = Field(
-        default=7 * 86_400,
-        ge=0,
-        le=MAX_EPISODE_SECONDS,
-        description="longest time that a batch may give a person's episode",
     )
     test_entry: bool = Field(default=False, description="allow seeded batches, loopback only")
 
@@ -189,12 +151,12 @@ class Settings(RoleSettings):
             check_shares(self.max_owner_share, self.min_dishonest_fraction)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
-        if (self.ledger_file is None) != (self.lifetime_epsilon is None):
-            raise ValueError("give both of ledger_file and lifetime_epsilon, or none")
-        if self.shortest_epoch_seconds is not None and self.ledger_file is None:
+        given = {self.ledger_file is not None, self.lifetime_epsilon is not None}
+        if len(given) == 2 or (self.shortest_epoch_seconds is not None and True not in given):
             raise ValueError(
-                "shortest_epoch_seconds needs ledger_file and lifetime_epsilon: a person who "
-                "reports again spends more, and only her node's owner can add it up"
+                "ledger_file and lifetime_epsilon need each other, and shortest_epoch_seconds "
+                "needs both: a person who reports again spends more, and only her node's owner "
+                "can add it up"
             )
         for name in ("shuffler_key", "coordinator_key"):
             if (getattr(self, name) is None) == (getattr(self, f"{name}_file") is None):
@@ -213,32 +175,31 @@ class Settings(RoleSettings):
 
     @property
     def loopback(self) -> bool:
-        """Whether the shuffler is on this machine."""
+        """Returns whether the shuffler is on this machine."""
         return is_loopback_service(self.shuffler_url)
 
     @cached_property
     def users_key(self) -> bytes | None:
-        """The key of `users.opaque_id`, read once; raises LocalError ``invalid-spec``."""
+        """The key of `users.opaque_id`, read only once; raises LocalError ``invalid-spec``."""
         file = self.users_key_file
         return None if file is None else hex_file(f"{PREFIX}USERS_KEY_FILE", file)
 
     def ledger(self) -> PersonalLedger | None:
-        """Returns the ledger, checked; None if the owner has none. Raises LocalError."""
+        """Returns the ledger or, if there is none, None. Raises LocalError if it is unusable."""
         if self.ledger_file is None or self.lifetime_epsilon is None:
             return None
         folder = self.ledger_head_dir or (self.users_key_file or self.credentials_file).parent
         limit = Limit(self.lifetime_epsilon, self.lifetime_beta or self.max_beta)
         ledger = PersonalLedger(self.ledger_file, HeadFolder(folder, NAME), limit)
-        ledger.check()
+        ledger.check(self.users_key)
         return ledger
 
     def make_environment(self) -> Environment:
-        """Makes the environment. Raises as `registry.make` does."""
-        sizes = {"states": self.states, "actions": self.actions, "horizon": self.horizon}
-        chosen = {name: size for name, size in sizes.items() if size is not None}
-        return make(self.environment, **{**self.environment_parameters, **chosen})
+        """Makes the environment. Raises the errors of `registry.make`."""
+        sizes = self.model_dump(include={"states", "actions", "horizon"}, exclude_none=True)
+        return make(self.environment, **{**self.environment_parameters, **sizes})
 
-    def demands(self, environment: Environment) -> Demands:
+    def demands(self, environment: EpisodeShape) -> Demands:
         """Returns the owner's pins and demands. Raises LocalError if a key file is unusable."""
         return Demands(
             coordinator_key=self.hex_value("coordinator_key"),
@@ -299,13 +260,19 @@ class AppSettings(Settings):
     def _check_users(self) -> None:
         if self.users_key_file is None:
             raise ValueError(f"an app {NEEDS_KEY}")
-        if self.ledger_file is not None:
-            raise ValueError("an app has no ledger: its users report once in a lifetime")
 
     def users(self) -> None:
         """Returns None: users are not listed."""
 
+    def name_of(self, user: str) -> str:
+        """Returns an `OwnId`'s opaque id; raises LocalError ``invalid-spec`` for any other text."""
+        try:
+            return opaque_id(self.users_key or b"", _USER.validate_python(user))
+        except ValidationError as error:  # raised without its cause, which would show the id
+            raise LocalError("invalid-spec", f"user's id: {first_fault(error)}") from None
 
+
+_USER = TypeAdapter(OwnId)
 _USERS = TypeAdapter(dict[Hex16, list[OwnId]])
 _CREDENTIALS = TypeAdapter(list[Credential])
 

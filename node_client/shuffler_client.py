@@ -1,10 +1,10 @@
 """The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
 
 A request is retried if the fault may pass: no connection, no answer, 429, 5xx, or an answer that is
-not the shuffler's. The delay is exponential with full jitter (a random share of base 2^k, so that
-nodes do not retry in step), added to ``Retry-After``. Only a problem document from the shuffler is
-final: it becomes a `RemoteError` with the same slug. A repeated request changes nothing at the
-shuffler, so a lost answer costs only another request.
+not the shuffler's. Before retry k, the delay is a random share of base * 2^k, so that nodes do not
+retry in step. It is added to ``Retry-After``. Only a problem document from the shuffler is final:
+it becomes a `RemoteError` with the same slug. A repeated request changes nothing at the shuffler,
+so a lost answer costs only another request.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before retries: before retry k (from 0), uniform in [0, min(cap, base 2^k)] seconds.
+    """Delays before retries: before retry k (from 0), uniform in [0, min(cap, base * 2^k)] seconds.
 
-    ``attempts`` bounds the tries of each call; only uploads have a deadline instead.
+    ``attempts`` bounds the tries of each call. Uploads have a deadline instead.
     """
 
     base: float = 0.2
@@ -58,13 +58,13 @@ class Backoff:
 
 @dataclass(slots=True)
 class ShufflerClient:
-    """Calls the shuffler for nodes; the token identifies the node. Close ``http`` after use."""
+    """Calls the shuffler for nodes. The token identifies the node. Close ``http`` after use."""
 
     http: httpx.AsyncClient
     backoff: Backoff = field(default_factory=Backoff)
 
     async def open_batches(self, token: str, wait: int) -> wire.OpenBatches:
-        """Returns batches with free slots; the shuffler may wait ``wait`` seconds for one."""
+        """Returns batches with free slots. The shuffler may wait ``wait`` seconds for a batch."""
         request = self._request(f"/v1/batches?wait={wait}&accepting=1", token, patience=wait)
         return await self._call(request, wire.OpenBatches)
 
@@ -74,7 +74,7 @@ class ShufflerClient:
         return await self._call(request, SignedDescriptor)
 
     async def lease(self, token: str, batch_id: str, users: list[str]) -> wire.LeaseReply:
-        """Asks for a slot for each user; the reply grants or refuses each."""
+        """Asks for a slot for each user. The reply grants or refuses each slot."""
         wanted = wire.LeaseRequest(users=tuple(users))
         request = self._request(f"/v1/batches/{batch_id}/leases", token, wanted)
 
@@ -149,7 +149,7 @@ class ShufflerClient:
             retry += 1
 
     def _give_up(self, reason: str, retry: int, delay: float, deadline: float | None) -> None:
-        """Raises if no retry is left, or if the next one would come after the deadline."""
+        """Raises if no retry is left, or if the next retry would come after the deadline."""
         if deadline is None and retry + 1 >= self.backoff.attempts:
             raise LocalError("unavailable", f"the shuffler does not do its part: {reason}")
         if deadline is not None and self.backoff.clock() + delay >= deadline:

@@ -9,8 +9,7 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - it names this node's shuffler;
 - it has not expired, and will not stay open for longer than the owner allows; nor may an episode
   take longer than the owner allows;
-- the owner allows its trust model and aggregation (no guarantee makes up for one that is not
-  allowed);
+- the owner allows its trust model and aggregation, whatever its guarantee is;
 - if it lets a person report once an epoch, the owner allows such short epochs, and its own epoch is
   the present one or the next;
 - its analyzer key is pinned, if the owner pinned any;
@@ -19,44 +18,34 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
   it does not declare steps alike that differ here;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
-- analyzer key and batch key are X25519 points that give a secret (a low-order point gives none, so
-  anybody could open messages sealed to it);
+- analyzer key and batch key are X25519 points that give a secret (a low-order point gives no
+  secret, so anybody could open messages sealed to it);
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - the descriptor's promise is true, and its epsilon is at most the owner's. Epsilon is recomputed
   for its trust model from n, noise, padding and counters, at the owner's beta and dishonest
-  fraction, or at one other owner's share if that is larger, because that owner's nodes might add no
-  noise.
+  fraction. If a single owner may hold a larger share of the slots, this share counts instead,
+  because that owner's nodes might add no noise.
 
 Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
 """
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from riffle.common.accounting import Account, BatchEvent
+from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes, possible_cells
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.protocol.descriptor import (
-    MAX_EPISODE_SECONDS,
-    BatchDescriptor,
-    Context,
-    SignedDescriptor,
-    batch_id,
-    parse,
-    verify_countersign,
-    verify_deposit,
-)
+from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Guarantee, Trust
+from riffle.common.protocol.descriptor import BatchDescriptor, Context, SignedDescriptor, parse
 from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.signatures import batch_id, verify_countersign, verify_deposit
 from riffle.common.protocol.verification import (
-    MESSAGES,
     check_epoch,
+    check_expiry,
     check_guarantee,
     check_trust,
-    required_event,
 )
 from riffle.node_client.environments.tabular import Declaration
 
@@ -74,30 +63,25 @@ class Demands:
     environment: str
     sizes: Sizes
     reward_range: tuple[float, float]
+    max_episode_seconds: int
     declaration: Declaration = field(default_factory=Declaration)
     trust_models: tuple[Trust, ...] = ("shuffle",)
-    aggregations: tuple[Aggregation, ...] = MESSAGES
+    aggregations: tuple[Aggregation, ...] = DEFAULT_AGGREGATIONS
     max_owner_share: float = 1.0
     analyzer_keys: frozenset[str] | None = None
     max_seconds: int = 31 * 86_400
     shortest_epoch: int | None = None
-    max_episode_seconds: int = MAX_EPISODE_SECONDS
     test_entry: bool = False
     loopback: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedBatch:
-    """A batch that this node may serve, with its recomputed guarantee.
-
-    ``event`` is what the guarantee was recomputed from, at the owner's dishonest fraction.
-    """
+    """A batch that this node may serve, with its recomputed guarantee."""
 
     context: Context
     batch_key: bytes
     account: Account
-    event: BatchEvent
-    coordinator_key: bytes
 
 
 def accept(
@@ -120,26 +104,7 @@ def accept(
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
     account = check_guarantee(descriptor, demands.required, demands.max_owner_share)
-    event = required_event(descriptor, demands.required)
-    return AcceptedBatch(context, batch_key, account, event, demands.coordinator_key)
-
-
-def check_expiry(
-    descriptor: BatchDescriptor, now: float, longest: float = math.inf, episode: float = math.inf
-) -> None:
-    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it or an episode is long.
-
-    An episode may take at most ``episode`` seconds.
-    """
-    end, seconds = descriptor.expires_at, descriptor.episode_seconds or 0
-    if now >= end:
-        raise RemoteError("late", f"the batch expired at {end}, it is {now:.0f}")
-    if end > now + longest:
-        detail = f"open until {end}, it is {now:.0f}; at most {longest} s are allowed"
-        raise RemoteError("wrong-size", detail)
-    if seconds > episode:
-        detail = f"an episode may take {seconds} s; at most {episode} are allowed"
-        raise RemoteError("wrong-size", detail)
+    return AcceptedBatch(context, batch_key, account)
 
 
 def _check_ids(descriptor: BatchDescriptor, requested_id: str, demands: Demands) -> None:
@@ -187,7 +152,7 @@ def _check_content(descriptor: BatchDescriptor, demands: Demands) -> None:
 
 
 def _check_declaration(descriptor: BatchDescriptor, declared: Declaration) -> None:
-    """Compares the descriptor's declaration with the environment's; episodes are checked later."""
+    """Compares the descriptor's declaration with the environment's. Episodes are checked later."""
     if descriptor.homogeneous and declared.homogeneous is False:
         detail = "the steps are declared to be alike, and in this environment they differ"
         raise RemoteError("wrong-recipient", detail)

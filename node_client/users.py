@@ -1,20 +1,20 @@
-"""A durable list of a node process's users that records who was asked, so nobody is asked twice.
+"""A durable list of a node process's users. It records who was asked, so nobody is asked twice.
 
 A user is one person: one episode and one report over all runs, or one an epoch if the owner allows
 epochs. Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If
-the node crashes then, that user is never asked again, or not before the next epoch: the slot's
-lease expires, and the shuffler gives the slot to somebody else.
+the node then crashes, it never asks that user again (with epochs: not before the next epoch). The
+slot's lease expires, and the shuffler gives the slot to somebody else.
 
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
 
 The node's owner lists the users of each node by ids of their own, such as e-mail addresses. This
-file and the shuffler know a user by `opaque_id`: nobody without the owner's key can test whether a
-person took part, or take that person's place. With another key everybody would be a new user, so
-the file remembers its key, and other keys are refused.
+file and the shuffler know a user by `opaque_id`. So nobody without the owner's key can test whether
+a person took part, or take that person's place. With another key, everybody would be a new user. So
+the file remembers a digest of its key, and other keys are refused.
 
-Ids of simulated users are invented as needed (16 bytes from the system's CSPRNG). One person could
-be asked under several invented ids, so these are for simulations and tests.
+Simulated users have invented ids (16 bytes from the system's CSPRNG). One person could be asked
+under several invented ids, so these ids are for simulations and tests only.
 
 Each process has one SQLite file and locks it, so that no two processes share users. Every method
 that reads or writes raises LocalError ``unavailable``, and changes nothing, if the file cannot be
@@ -22,7 +22,6 @@ used (the disk is full, say). Commits wait for the disk, so an event loop calls 
 thread.
 """
 
-import hashlib
 import hmac
 import secrets
 import sqlite3
@@ -32,10 +31,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from riffle.common.protocol.descriptor import bars_until
+from riffle.common.protocol.descriptor import MAX_EXACT, bars_until, may_report
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.wire import Lease
-from riffle.node_client.ledger import UNCHARGED, Charge, PersonalLedger
+from riffle.node_client.ledger import UNCHARGED, Charge, PersonalLedger, bind_key
 
 FILE_NAME = "users.sqlite"
 LABEL_USER = b"riffle v1 user\x00"
@@ -45,9 +44,9 @@ _SCHEMA = """
 CREATE TABLE users (
     user TEXT PRIMARY KEY,
     node TEXT NOT NULL,
-    barred_until INTEGER NOT NULL DEFAULT 0
+    barred_until INTEGER NOT NULL DEFAULT 0,
+    episode TEXT
 ) WITHOUT ROWID;
-CREATE TABLE episodes (user TEXT PRIMARY KEY, episode TEXT NOT NULL);
 CREATE INDEX users_waiting ON users (node, barred_until);
 PRAGMA user_version = 1;
 """
@@ -62,9 +61,9 @@ class Users:
     """The users of all nodes of one process, safe to use from several threads.
 
     ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
-    ``key`` is the key of `opaque_id`. ``ledger``: the owner's, if people have a limit. The column
-    ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises LocalError
-    ``unavailable`` if another process uses the directory or a newer Riffle wrote it, and
+    ``key`` is the key of `opaque_id`. ``ledger`` is the owner's ledger, if people have a lifetime
+    limit. The column ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises
+    LocalError ``unavailable`` if another process uses the directory or a newer Riffle wrote it, and
     ``wrong-state`` if the file belongs to another key.
     """
 
@@ -90,9 +89,7 @@ class Users:
             detail = f"cannot use state directory {state_dir}: {error}"
             raise LocalError("unavailable", detail) from error
         try:
-            self._prepare()
-            if key is not None:
-                self._bind(key)
+            self._prepare(key)
             if listed is not None:
                 self.replace_unasked(listed)
         except BaseException:
@@ -112,20 +109,30 @@ class Users:
         Invents simulated users as needed.
         """
         users = self._waiting(node, count, charge)
-        while refused := self._unaffordable(users, charge):
+        while self.ledger and (over := {*users} - {*self.ledger.affordable(users, charge)}):
             if len(self._over_limit) >= BATCHES_IN_MEMORY:
                 self._over_limit.clear()
-            self._over_limit.setdefault(charge.batch_id, set()).update(refused)
+            self._over_limit.setdefault(charge.batch_id, set()).update(over)
             users = self._waiting(node, count, charge)
         missing = count - len(users) if invent and self._simulated else 0
         fresh = [secrets.token_hex(16) for _ in range(missing)]
         self._write("INSERT INTO users (user, node) VALUES (?, ?)", [(u, node) for u in fresh])
         return users + fresh
 
-    def admit(self, node: str, user: str) -> bool:
-        """Adds a user whom an app names, if new; returns whether they may still be asked."""
-        self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, ?)", [(user, node)])
-        return not self._rows("SELECT barred_until FROM users WHERE user = ?", (user,))[0][0]
+    def admit(self, user: str, charge: Charge | None = None) -> None:
+        """Adds a user whom an app names, if new.
+
+        Raises LocalError ``user-unavailable`` if the user may not be asked for this batch, or for
+        any batch if ``charge`` is None.
+        """
+        self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, '')", [(user,)])
+        ((until,),) = self._rows("SELECT barred_until FROM users WHERE user = ?", (user,))
+        if until == MAX_EXACT or (charge and not may_report(until, charge.epoch)):
+            raise LocalError("user-unavailable", "this user was asked before: once is the most")
+        if charge and self.ledger and not self.ledger.affordable([user], charge):
+            detail = f"this user would pass their lifetime limit, {self.ledger.limit}, or was "
+            detail += "charged for this batch before; see 'riffle budget'"
+            raise LocalError("user-unavailable", detail)
 
     def _waiting(self, node: str, count: int, charge: Charge) -> list[str]:
         skipped = {user for user, until in self._aside.items() if until > charge.start}
@@ -134,52 +141,47 @@ class Users:
         rows = self._rows(query, (node, charge.start, count + len(skipped)))
         return [str(row[0]) for row in rows if row[0] not in skipped][:count]
 
-    def _unaffordable(self, users: Sequence[str], charge: Charge) -> set[str]:
-        if self.ledger is None:
-            return set()
-        return set(users).difference(self.ledger.affordable(users, charge))
-
     def over_limit(self, charge: Charge) -> set[str]:
-        """Returns users who were found to have too little left of their limit for a batch."""
+        """Returns the users whose lifetime limit is known to leave too little for a batch."""
         return self._over_limit.get(charge.batch_id, set())
 
-    def mark_asked(self, users: Sequence[str], charge: Charge = UNCHARGED) -> Sequence[str]:
+    def mark_asked(
+        self, users: Sequence[str], charge: Charge = UNCHARGED, episode: str | None = None
+    ) -> Sequence[str]:
         """Records durably that these users' episodes are about to be run, and charges them.
 
-        Returns the users whose episodes may be run. The others have spent their limit meanwhile.
+        An app gives the user's ``episode`` (`participant.Row`). Returns the users whose episodes
+        may be run. The others have meanwhile spent their limit.
         """
         if self.ledger is not None and users:
             users = self.ledger.charge(users, charge)
-        mark, until = "UPDATE users SET barred_until = ? WHERE user = ?", bars_until(charge.epoch)
-        self._write(mark, [(until, user) for user in users])
+        mark, until = "UPDATE users SET barred_until = ?, episode = ?", bars_until(charge.epoch)
+        self._write(f"{mark} WHERE user = ?", [(until, episode, user) for user in users])
         return users
 
     def give_back(self, leases: Sequence[Lease], charge: Charge) -> None:
-        """Gives back what users were charged for reports of which nothing has left."""
+        """Gives back the charges for reports of which nothing has left the device."""
         if self.ledger is not None and leases:
             with suppress(LocalError):  # they stay charged
                 self.ledger.give_back([lease.user for lease in leases], charge)
 
     def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:
-        """Skips users until the epoch's end, or until the next start.
+        """Skips users who have reported, or hold a slot elsewhere.
 
-        They have reported, or hold a slot elsewhere.
+        They are skipped until the epoch's end, or until the next start.
         """
         self._aside.update(dict.fromkeys(users, bars_until(charge.epoch)))
 
     def episodes(self) -> list[str]:
-        """Returns the episodes of an app's users (`episodes.Row`)."""
-        return [row[0] for row in self._rows("SELECT episode FROM episodes", ())]
+        """Returns the episodes of an app's users (`participant.Row`)."""
+        return [row[0] for row in self._rows("SELECT episode FROM users WHERE episode NOTNULL", ())]
 
     def keep_episode(self, user: str, episode: str | None) -> None:
-        """Replaces a user's episode, or deletes it, and overwrites the former one, also in the log.
+        """Replaces or deletes a user's episode. Overwrites the former one, also in SQLite's log.
 
-        It cannot overwrite what a file system, a flash disk or a backup has copied.
+        It cannot overwrite copies in a file system, on a flash disk or in a backup.
         """
-        if episode is None:
-            self._write("DELETE FROM episodes WHERE user = ?", [(user,)])
-        else:
-            self._write("INSERT OR REPLACE INTO episodes VALUES (?, ?)", [(user, episode)])
+        self._write("UPDATE users SET episode = ? WHERE user = ?", [(episode, user)])
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)", ())
 
     def forget(self, users: Iterable[str]) -> None:
@@ -192,7 +194,7 @@ class Users:
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all users with the listed ones. The file still knows who was asked, and when."""
+        """Replaces all users by the listed ones. The file still knows who was asked, and when."""
         unasked = self._rows("SELECT user FROM users WHERE barred_until = 0", ())
         self.forget([str(row[0]) for row in unasked])
         self._write("UPDATE users SET node = ''", [()])
@@ -207,7 +209,7 @@ class Users:
             except sqlite3.Error as error:
                 raise LocalError("unavailable", f"cannot read {self._path}: {error}") from error
 
-    def _write(self, statement: str, rows: Sequence[tuple[str | int, ...]]) -> None:
+    def _write(self, statement: str, rows: Sequence[tuple[str | int | None, ...]]) -> None:
         """Executes a statement for each row, in one transaction."""
         if not rows:
             return
@@ -221,16 +223,7 @@ class Users:
                     self._database.execute("ROLLBACK")
                 raise LocalError("unavailable", f"cannot write {self._path}: {error}") from error
 
-    def _bind(self, key: bytes) -> None:
-        """Remembers a key by 31 bits of its digest."""
-        mark = int.from_bytes(hashlib.sha256(LABEL_USER + key).digest()[:4], "big") >> 1
-        bound = self._rows("PRAGMA application_id", ())[0][0]
-        if bound not in (0, mark):
-            detail = f"{self._path} was made with another users key; with a new key, people who "
-            raise LocalError("wrong-state", f"{detail}took part would be asked again")
-        self._write(f"PRAGMA application_id = {mark}", [()])
-
-    def _prepare(self) -> None:
+    def _prepare(self, key: bytes | None) -> None:
         try:
             for pragma in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = FULL"):
                 self._database.execute(f"PRAGMA {pragma}")
@@ -239,6 +232,7 @@ class Users:
             version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
                 self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+            bind_key(self._database, self._path, key)
         except sqlite3.Error as error:
             detail = f"cannot open {self._path}: {error}; does another node process use it?"
             raise LocalError("unavailable", detail) from error

@@ -1,9 +1,10 @@
 """The shuffler: the only service that nodes talk to.
 
-It collects the reports of a batch until it holds exactly n distinct ones. It removes their outer
-seals, permutes all their messages and hands the messages to the analyzer. It never sees a plaintext
-message, and the analyzer never sees who sent which message or when. If the batch's aggregation is
-``sums``, it adds the masked vectors instead, and hands over their sum and their permuted keys.
+It collects reports until a batch has exactly n distinct ones. It removes their outer seals,
+permutes all their messages and hands the messages to the analyzer. The shuffler never sees a
+plaintext message, and the analyzer never sees who sent which message or when. If the batch's
+aggregation is ``sums``, the shuffler adds the reports' masked vectors instead, and hands over their
+sum and the permuted keys of the reports.
 
 The path of a report:
 
@@ -16,10 +17,10 @@ The path of a report:
          -> store.batch_rows.mark_forwarded (the digest of the bytes) -> the permuted messages
     coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted
 
-``rules`` and ``states`` decide, and change nothing. ``store`` keeps the durable state; all writes
-go through ``store.committer``. ``lifecycle`` orders the steps of a batch's life. ``metrics`` counts
-the work and decides who may see the counts. ``core`` joins the parts, ``callers`` tells callers
-apart, and ``app`` translates HTTP.
+``rules`` and ``states`` only decide; they change nothing. ``store`` keeps the durable state; all
+writes go through ``store.committer``. ``lifecycle`` orders the steps of a batch's life. ``metrics``
+counts the work and decides who may see the counts. ``core`` joins the parts, ``callers`` tells
+callers apart, and ``app`` translates HTTP.
 """
 
 if not __name__.startswith("riffle."):

@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
@@ -81,7 +82,7 @@ from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
-"""Most requests at once, of all callers together; at most half of them are long polls."""
+"""Most requests at once, over all callers. At most half of them are long polls."""
 
 D = TypeVar("D", bound=Document)
 
@@ -123,6 +124,13 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
             core.close()
 
     inner = (
+        Middleware(  # browsers add no credential: a script can do only what its bearer token allows
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("Authorization", "Content-Type", BATCH_KEY_HEADER),
+            expose_headers=("Retry-After",),
+        ),
         Middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE),
         Middleware(FastRoutes, router=router, endpoints=FAST_ROUTES),
     )
@@ -140,7 +148,7 @@ def release_polls(app: FastAPI) -> None:
 
 @router.put("/v1/batches/{batch_id}", response_model=SignedDescriptor, status_code=201)
 async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
-    """Deposits a batch's descriptor; the same bytes again give the same answer."""
+    """Deposits a batch's descriptor. A repetition with the same bytes gets the same answer."""
     core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
     with caller_of(request, token, "coordinator"):
         data = await read_body(request, MAX_DESCRIPTOR_BYTES)
@@ -152,7 +160,7 @@ async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) ->
 async def list_batches(
     request: Request, token: NodeToken, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
-    """Lists open batches; with ``accepting`` waits for one that has a free slot."""
+    """Lists open batches. With ``accepting``, waits until one of them has a free slot."""
     async with node_of(request, token):
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
@@ -184,7 +192,7 @@ async def lease(batch_id: Hex16, request: Request, token: NodeToken) -> Response
 
 @router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(DeclineNotice))
 async def decline(batch_id: Hex16, request: Request, token: NodeToken, core: Core) -> DeclineNotice:
-    """Records why a node stops serving an open batch; the batch's status shows this for a while."""
+    """Records why a node stops serving an open batch. The batch's status shows it for a while."""
     async with node_of(request, token):
         notice = await _document(request, DeclineNotice)
         await core.decline(batch_id, notice.reason)
@@ -193,7 +201,7 @@ async def decline(batch_id: Hex16, request: Request, token: NodeToken, core: Cor
 
 @router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
 async def upload(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
-    """Stores the reports of an upload; each outcome is durable before it is answered."""
+    """Stores the reports of an upload. The answer follows once every outcome is durable."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
     async with node_of(request, token) as node:
         batch = await core.admission.batch(batch_id)
@@ -208,7 +216,7 @@ async def upload(batch_id: Hex16, request: Request, token: NodeToken) -> Respons
 async def status(
     batch_id: Hex16, request: Request, token: EitherToken, query: Annotated[StatusQuery, Query()]
 ) -> Response:
-    """Returns a batch's status; with ``state`` waits until the batch has reached it."""
+    """Returns a batch's status. With ``state``, waits until the batch has reached that state."""
     core = shuffler_of(request)
     with caller_of(request, token, *COORDINATOR_OR_OPERATOR) as caller:
         status = await core.batches.status(batch_id, wait=query.wait, wanted=query.state)
@@ -217,9 +225,9 @@ async def status(
 
 @router.get("/v1/deposits", dependencies=[CoordinatorOnly])
 async def deposits(core: Core) -> Deposits:
-    """Lists open batches by id, for a coordinator whose store may be an older copy.
+    """Lists the ids of open batches, for a coordinator whose store may be an older copy.
 
-    It learns no more than from each batch's status, which it may read.
+    The list tells the coordinator no more than the statuses of batches, which it may read anyway.
     """
     return Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 
@@ -237,9 +245,9 @@ async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperato
     responses={200: {"content": {OCTETS: {}}}},
 )
 async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
-    """Returns all messages of a sealed batch, permuted: the same bytes until acknowledged.
+    """Returns all messages of a sealed batch, permuted. A repeated call gets the same bytes.
 
-    Of a batch of sums, returns the sum, then the reports' keys, permuted.
+    For a batch of sums, returns the sum and then the permuted keys of the reports.
     """
     release = await core.batches.release(batch_id)
     headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.size)}
@@ -252,7 +260,7 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     openapi_extra=json_body(Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
-    """Acknowledges the messages, and names those that failed; the batch is erased."""
+    """Acknowledges the messages and names those that failed. The shuffler then erases the batch."""
     with caller_of(request, token, "coordinator"):
         said = await _document(request, Acknowledgement)
         acknowledge = shuffler_of(request).batches.acknowledge
@@ -262,7 +270,7 @@ async def acknowledge(batch_id: Hex16, request: Request, token: CoordinatorToken
 
 @router.post("/v1/batches/{batch_id}/abandon")
 async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> BatchStatus:
-    """Gives up a short batch; a complete one is refused."""
+    """Abandons a batch with fewer than n reports; refuses to abandon a complete batch."""
     return visible_status(await core.batches.abandon(batch_id), caller)
 
 
@@ -270,7 +278,7 @@ async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) ->
     "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=json_body(EnrolRequest)
 )
 async def enrol(request: Request, core: Core) -> Enrolment:
-    """Enrols a node; its token is shown once."""
+    """Enrols a node. The answer has its token, which is never shown again."""
     return await core.enrol(await _document(request, EnrolRequest))
 
 
@@ -312,9 +320,9 @@ async def readyz(core: Core) -> dict[str, str]:
     responses={200: {"content": {"text/plain": {}}}},
 )
 async def show_metrics(core: Core) -> Response:
-    """Returns metrics for Prometheus, to the operator's or the metrics token.
+    """Returns metrics for Prometheus. Needs the operator's token or the token for metrics.
 
-    Metrics grow with single uploads, so the coordinator must not read them.
+    Every upload changes the metrics, so the coordinator must not read them.
     """
     await core.measure()
     return metrics_response(core.metrics.registry)
@@ -349,7 +357,7 @@ async def _chunks(release: Release) -> AsyncIterator[memoryview]:
 
 
 def _as_json(document: Document, status: int = 200) -> Response:
-    """Returns a document as JSON; FastAPI would validate a long one again, item by item."""
+    """Returns a document as JSON. FastAPI would validate a long document again, item by item."""
     return Response(document.model_dump_json(), status, media_type="application/json")
 
 

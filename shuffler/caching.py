@@ -1,11 +1,11 @@
-"""A cache of nodes and batches, so that most requests need no read before they write.
+"""A cache of nodes and batches, so that most requests need not read the store before they write.
 
 The cache decides only whether a body is read, and who may see open batches and descriptors. Every
 write checks again in its own transaction.
 
 The cache is dropped when this process changes a batch or revokes a node, or is notified that
 another replica has done so. So a revoked node is refused immediately. If a notification is lost, a
-replica serves a revoked node for at most `CACHE_SECONDS` more. Even then it grants the node no
+replica may serve a revoked node for `CACHE_SECONDS` more. Even then the replica grants the node no
 lease and accepts no report from it.
 """
 
@@ -29,7 +29,7 @@ MAX_ENTRIES = 4_096
 class Admission:
     """Caches nodes by token and batches by id.
 
-    It holds at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS` or until ``changes`` reports a
+    It keeps at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS` or until ``changes`` signals a
     change. ``clock`` returns seconds.
     """
 
@@ -53,7 +53,7 @@ class Admission:
         return await self._cached(batch_id, batch_rows.find, batch_id)
 
     async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
-        version, now = self._changes.version, self._clock()  # before reading: a change counts
+        version, now = self._changes.version, self._clock()  # a change during the read is newer
         answer, version_read, time_read = self._entries.get(key, (None, None, 0.0))
         if version != version_read or now >= time_read + CACHE_SECONDS:
             answer = await self._store.read(query, argument)

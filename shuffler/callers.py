@@ -1,4 +1,4 @@
-"""Tells callers apart by their tokens, and decides who may call which route, and how often.
+"""Tells callers apart by their tokens. Decides which routes a caller may use, and how often.
 
 The store knows the tokens of nodes. The settings have the hashes of the tokens of the coordinator,
 the operator and a reader of the metrics.
@@ -57,7 +57,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 @contextmanager
 def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields the first of the named callers that owns the token; otherwise raises as `node_of`."""
+    """Yields the first of the named callers that owns the token; raises the errors of `node_of`."""
     callers: Authenticator = request.app.state.authenticator
     with callers.authenticate(token, *names) as name:
         request.state.known = True
@@ -65,7 +65,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""The order matters: the coordinator's token gets only the coordinator's part of an answer."""
+"""Callers of routes whose answer shows the coordinator less than the operator."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:

@@ -89,13 +89,13 @@ class Shuffler:
 
     @property
     def now(self) -> int:
-        """Seconds since 1970 by the clock that this service was given."""
+        """The seconds since 1970 by the clock that this service was given."""
         return int(self._clock())
 
     async def start(self) -> None:
-        """Resumes where the last process stopped, however it stopped.
+        """Resumes the work of the last process, however that process stopped.
 
-        A batch whose secret is lost is given up, so that it does not block the others.
+        A batch whose secret is lost is given up, so that it does not block other batches.
         """
         self._listening = asyncio.create_task(listen(self._store.engine, self._on_notification))
         await self.batches.tidy()
@@ -149,7 +149,7 @@ class Shuffler:
     async def upload(
         self, batch: batch_rows.Batch, node_id: str, body: bytes, began: float
     ) -> UploadReply:
-        """Stores reports; those with the outcome ``accepted`` are durable.
+        """Stores reports. Those with the outcome ``accepted`` are durable when this returns.
 
         ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
         if the body is not a whole number of frames, and LocalError ``too-many-requests``.
@@ -176,9 +176,9 @@ class Shuffler:
     async def _open_reports(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
-        """Opens every outer seal, so that a sealed batch has only reports that open.
+        """Opens every outer seal, so that only reports that open are stored.
 
-        If the batch is over or its secret is lost, opens no report, and the cipher is None.
+        If the batch is over or its secret is lost, opens no report, and returns no cipher.
         """
         if batch.state == "open":
             try:
@@ -203,11 +203,11 @@ class Shuffler:
     async def enrol(self, request: EnrolRequest) -> Enrolment:
         """Enrols a node."""
         enrolment = await self._store.write_for_good(users.enrol, request, self.now)
-        note("node-enrolled")  # names no node; the list of nodes has the times
+        note("node-enrolled")  # names no node; the list of nodes has the time
         return enrolment
 
     async def revoke(self, node_id: str) -> None:
-        """Revokes a node, which is refused from now on."""
+        """Revokes a node. All its further requests are refused."""
         await self._store.write_for_good(users.revoke, node_id, self.now)
         self.changes.notify()
         note("node-revoked")
@@ -217,7 +217,7 @@ class Shuffler:
         return await self._store.read(users.list_nodes, self.now)
 
     async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
-        """Returns a batch's conservation record: the ``whole`` one, or the coordinator's part."""
+        """Returns a batch's conservation record, ``whole`` or only the coordinator's part."""
         record = await self.batches.tidied(conservation, batch_id)
         if whole:
             return record
@@ -257,7 +257,7 @@ def store_head(settings: Settings) -> Head:
 
 
 def preflight(settings: Settings) -> None:
-    """Checks everything that would stop the service from starting, before its port is taken.
+    """Checks all that could stop the service from starting, before it takes its port.
 
     Raises LocalError if keys, tokens or store are missing, damaged or newer than this program.
     """

@@ -1,14 +1,15 @@
 """The life of a batch: deposit, hand-over, end, erasure.
 
-To survive a crash, steps happen in this order:
+To survive a crash, the steps of each happen in this order:
 
-- deposit: the secret's file is synced, the row is committed, then the countersigned key is shown;
+- deposit: the batch's secret is synced to a file, its row is committed, then the countersigned key
+  is shown;
 - hand-over: the digest of the permuted bytes is synced to a file and committed, then the first byte
   is sent;
 - end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
   deleted, then ``clean`` is committed.
 
-A crash may leave the last three steps of an end undone; `BatchLifecycle.tidy` does them.
+If a crash leaves the last three steps of an end undone, `BatchLifecycle.tidy` does them.
 """
 
 import asyncio
@@ -20,8 +21,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from riffle.common.mechanism.sums import KEY_BYTES
-from riffle.common.protocol.descriptor import Context, SignedDescriptor, countersign
+from riffle.common.protocol.descriptor import Context, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.signatures import countersign
 from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.common.server.database import try_claim
@@ -73,11 +75,12 @@ class BatchLifecycle:
     ) -> tuple[SignedDescriptor, bool]:
         """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
-        Raises RemoteError as `accept_deposit` does, and ``descriptor-conflict`` if the batch has
-        another descriptor; LocalError if too many batches are open or the disk is too small.
+        Raises the RemoteErrors of `accept_deposit`, RemoteError ``descriptor-conflict`` if the
+        batch has another descriptor, and LocalError if too many batches are open or the disk is too
+        small.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
-        if present is not None:  # the first answer may have failed before the head was written
+        if present is not None:  # the first request may have failed before the head was written
             return await self._store.write_for_good(lambda _: _same(present, data)), False
         pins = await asyncio.to_thread(read_pins, self._settings.analyzer_keys_file)
         if pins != self._demands.analyzer_keys:
@@ -138,7 +141,7 @@ class BatchLifecycle:
     # Hand-over
 
     async def release(self, batch_id: str) -> Release:
-        """Returns the permuted messages of a sealed batch: the same bytes until acknowledged.
+        """Returns the permuted messages of a sealed batch. A repeated call gets the same bytes.
 
         Raises RemoteError ``unknown-batch``, ``batch-not-ready`` or ``late``.
         """
@@ -170,7 +173,7 @@ class BatchLifecycle:
         secret = self._vault.get(batch.batch_id)
         with self._store.engine.connect() as connection:
             if not try_claim(connection, f"shuffle {batch.batch_id}"):
-                # Two replicas would make the same bytes, so only one uses the time and memory.
+                # All replicas would make the same bytes, so only one spends the time and memory.
                 detail = "another replica is permuting this batch"
                 raise LocalError("unavailable", detail, retry_after=1)
             cipher = ReportCipher(batch.batch_id, secret)
@@ -200,19 +203,18 @@ class BatchLifecycle:
         """Erases a batch that the analyzer has received; counts failed messages against nodes.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
-        claims that these did not open. It cannot prove that, so it may name any messages:
-
+        claims that these did not open, and cannot prove it. So it may name any messages:
         - It learns nothing. No answer, check, status, record or time depends on who sent these
           messages, and its token cannot read the list of nodes.
-        - It can show the operator how many messages of its choice each node sent. A coordinator
-          that colludes with the operator could do so anyway. The operator sees sums over batches by
-          node, never a batch, slot or user. A batch adds at most `MAX_NAMED` messages.
-        - It can blame nodes, but only at random or by the content of messages. So blame alone has
-          no automatic effect. The coordinator can notice a revocation, so the operator should wait
-          for several batches before revoking a node.
+        - It can show the shuffler's operator how many messages of its choice each node sent. If the
+          two collude, they can find this out anyway. The operator sees each node's sum over all
+          batches, never a batch, slot or user. A batch adds at most `MAX_NAMED` messages.
+        - It can blame nodes, but only at random or by the content of messages. So blame has no
+          automatic effect. The coordinator can notice a revocation, so the operator should wait for
+          several batches before revoking a node.
 
-        Raises RemoteError ``malformed`` unless these are places of messages in ascending order. No
-        key of a sum can fail.
+        Raises RemoteError ``malformed`` unless ``failed`` has places of messages in ascending
+        order. In a batch of sums, nothing can fail, so ``failed`` must be empty.
         """
         batch = await self._store.read(batch_rows.find, batch_id)
         messages = 0 if batch.word_bits else batch.n * batch.L
@@ -228,7 +230,7 @@ class BatchLifecycle:
     def _senders(self, batch: batch_rows.Batch, places: Sequence[int]) -> list[int]:
         try:
             key = self._vault.get(batch.batch_id).permutation
-        except SecretLostError:  # nobody can tell any more whose messages they were
+        except SecretLostError:  # nobody can find out any more who sent these messages
             return []
         return senders(places, key, n=batch.n, L=batch.L)
 
@@ -245,7 +247,7 @@ class BatchLifecycle:
         return status
 
     async def give_up(self, batch_id: str) -> None:
-        """Gives up a batch whose secret is lost, unless its messages have left."""
+        """Gives up a batch whose secret is lost, unless its messages have been handed over."""
         state = await self._store.write(batch_rows.give_up, batch_id)
         if state in batch_rows.NEED_SECRET:  # in other states, the secret was destroyed on purpose
             note("secret-lost", batch_id=batch_id, state=state)
@@ -253,9 +255,9 @@ class BatchLifecycle:
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch whose secret is lost; returns how many batches still have theirs.
+        """Gives up every batch whose secret is lost; returns how many still have their secret.
 
-        Raises LocalError ``unavailable`` if a secret is there and cannot be read.
+        Raises LocalError ``unavailable`` if a secret exists but cannot be read.
         """
         needed = await self._store.read(batch_rows.holding_secrets)
         for batch_id in sorted(needed):
@@ -269,7 +271,7 @@ class BatchLifecycle:
     async def tidied(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns the result of a query after `tidy`; takes a single read if nothing is due."""
+        """Returns the result of a query after `tidy`. If nothing is due, this is a single read."""
 
         def read(connection: Connection) -> tuple[T] | None:
             return None if self._due(connection) else (query(connection, *args, **kwargs),)
@@ -281,14 +283,14 @@ class BatchLifecycle:
         return await self._store.read(query, *args, **kwargs)
 
     async def tidy(self) -> None:
-        """Ends the batches that are due, then erases those that are over. Safe to repeat."""
+        """Ends the batches that are due, then erases all batches that are over. Safe to repeat."""
         now, retention = self._clock(), self._settings.retention_seconds
         async with self._tidying:
             if not await self._store.read(self._due):
                 return
             for batch_id, event in await self._store.write(batch_rows.end_due, now, retention):
                 note(f"{event}d", batch_id=batch_id)
-            # This follows the write, so no secret is destroyed before its batch's end is durable.
+            # This follows the write: no secret is destroyed before its batch's end is durable.
             for batch_id in await self._store.read(batch_rows.to_clean):
                 await self._clean(batch_id)
         self._changes.notify()
@@ -310,7 +312,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Refuses another descriptor for a batch id: nodes given different ones could be told apart."""
+    """Refuses another descriptor of a batch: two descriptors would tell nodes apart."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

@@ -1,19 +1,20 @@
-"""Counts the shuffler's work and decides who may see the counts: metrics, records, the log.
+"""Counts the shuffler's work in metrics, records and a log, and decides who may see the counts.
 
 **Metrics** for Prometheus show single uploads, so only the operator may read them. Counters and
 histograms cover this process only. Gauges that are read from the store are the same at every
-replica, so take their maximum, not their sum. No label names a node, a user or a batch.
+replica. So over replicas, take a gauge's maximum, not its sum. No label names a node, a user or a
+batch.
 
 **Conservation records** account for everything sent to a batch: accepted = held + forwarded +
-dropped. Each term is counted separately, so a fault breaks the equation. A report counts as
-accepted when it is stored. It then counts as held until its bytes are handed over (forwarded) or
+dropped. Each term is counted separately, so the equation reveals a lost report. A report counts as
+accepted when it is stored. Then it counts as held until its bytes are handed over (forwarded) or
 its batch ends without a hand-over (dropped).
 
 The coordinator sees every message. It must not also learn who was slow, late or refused, because
-the accountant does not cover that. Its record of a full batch (`for_coordinator`) follows from
-state, n and L. For an open or abandoned batch it learns at most how many tenths are full. A tenth
-is at least ten reports, and the number changes at most once in `REFRESH_SECONDS`. Only the operator
-sees refusals.
+the accountant does not cover that. The coordinator's record (`for_coordinator`) of a full batch has
+only what follows from state, n and L. Its record of an open or abandoned batch shows at most how
+many tenths of n have reported. A tenth is at least ten reports, and the number changes at most once
+in `REFRESH_SECONDS`. Only the operator sees refusals.
 
 **The log** has only the fields of `JOURNAL`. It never names a node, user, lease or slot: a log that
 shows who sent something, and when, would undo the shuffle for anyone who reads it.
@@ -166,7 +167,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
 
 
 def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
-    """Returns the part of a record that the coordinator may know; see the module's docstring."""
+    """Returns the part of a record that the coordinator may see (see the module's docstring)."""
     if record.state not in SHORT:
         return record.model_copy(update={"rejected": None})
     return Conservation(

@@ -5,8 +5,8 @@ drawn from the system's CSPRNG when the batch is deposited. So the permutation i
 adversary's advantage against the cipher and the probability that two of the numbers are equal
 (`common.mechanism.shuffle_model.permutation`).
 
-Reports enter in the order of their slots; their order of arrival is not used anywhere. So the same
-secret and reports give the same bytes after a crash, and permuted bytes need never be stored.
+Reports enter in the order of their slots, whatever their order of arrival. So the same secret and
+the same reports give the same bytes after a crash, and the permuted bytes need never be stored.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Release:
 
     @classmethod
     def of(cls, messages: Messages, *sums: memoryview) -> "Release":
-        """Returns the release of permuted messages (n * L, message bytes), or of sums and keys."""
+        """Returns the release of permuted messages (n * L, message bytes), or of a sum and keys."""
         parts = (*sums, messages.data.cast("B"))
         digest = hashlib.sha256()
         for part in parts:
@@ -55,7 +55,7 @@ class Release:
 
     @property
     def size(self) -> int:
-        """Size of the release in bytes."""
+        """The size of the release in bytes."""
         return sum(map(len, self.parts))
 
     def chunks(self) -> Iterable[memoryview]:
@@ -80,11 +80,11 @@ def permute_messages(
     L: int,
     message_bytes: int,
 ) -> Messages:
-    """Permutes the n * L messages of n reports; returns them, (n * L, message bytes).
+    """Returns the n * L messages of n reports, permuted: (n * L, message bytes).
 
-    Each upload is k slots and their k reports, concatenated; the order of uploads does not matter.
+    Each upload has slots and their concatenated reports; the order of uploads does not matter.
     ``key`` has 32 bytes. Raises LocalError, and releases nothing, unless each of the n slots has
-    one report. For a sealed batch, only a damaged store can cause this error.
+    one report. In a sealed batch, only a damaged store can cause this error.
     """
     places = np.empty((n, L), dtype=np.int64)  # each message's place: the inverse permutation
     places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)
@@ -105,9 +105,9 @@ def permute_messages(
 def blank_copies(messages: Messages) -> int:
     """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
-    A copy has the same first 8 bytes, of an ephemeral public key. Two honest messages share them in
-    one of 1e5 batches of 1 GiB. Copies of a user's messages would count the user several times; a
-    blank message does not open and counts as dishonest. All replicas' reports are compared.
+    Two messages count as copies if their first 8 bytes, part of a fresh public key, are equal.
+    Among honest messages, this happens in one of 1e5 batches of 1 GiB. Copies of a user's messages
+    would count the user several times. A blank message does not open and counts as dishonest.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

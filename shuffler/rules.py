@@ -3,24 +3,25 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly, has few blanks, and has the path's batch id, made from run and deployment;
+- it parses strictly, has few blanks, and its batch id is the path's, and follows from its run and
+  deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
 - an episode may take no longer than the operator allows, because a lease lasts as long;
 - the operator allows its trust model and its aggregation;
 - its epochs are the operator's, and its own epoch is the present one or the next;
-- n is at least the operator's smallest batch, and hand-over and report are not too large;
-- it asks for seeded noise only if the test entry point is open;
+- n is at least the operator's smallest, and neither hand-over nor report is too large;
+- it asks for seeded noise only if the operator allows that for tests (``TEST_ENTRY``);
 - it lets one owner's nodes hold no more slots than the operator allows;
 - its guarantee, which the shuffler recomputes, is at least as strong as the operator demands and
   the descriptor promises.
 
 `decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
-once, over all batches and runs, and parallel composition over batches rests on that rule. If the
-operator allows epochs, a user reports once an epoch, and the user's own node adds up what they
-spend (`node_client.ledger`). The nodes of one owner together hold at most the share of a batch that
-the descriptor allows. While a batch is open, the coordinator sees no number that changes with every
-single report (`for_coordinator`).
+once, over all batches and runs. Parallel composition over batches depends on this rule. If the
+operator allows epochs, a user reports once an epoch, and the user's own node adds up how much
+privacy they spend (`node_client.ledger`). The nodes of one owner together hold at most the share of
+a batch that the descriptor allows. While a batch is open, the coordinator sees no number that
+changes with every single report (`for_coordinator`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,22 +29,20 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.protocol.descriptor import (
-    MAX_EPISODE_SECONDS,
-    Context,
-    batch_id,
-    key_id,
-    parse,
-    serialize,
-    verify_deposit,
-)
+from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Guarantee, Trust
+from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, Context, parse, serialize
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.verification import MESSAGES, check_epoch, check_guarantee, check_trust
+from riffle.common.protocol.signatures import batch_id, key_id, verify_deposit
+from riffle.common.protocol.verification import (
+    check_epoch,
+    check_expiry,
+    check_guarantee,
+    check_trust,
+)
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
-"""Smallest n at which the coordinator is shown the fill, and nodes the free slots, in tenths."""
+"""Smallest n for which the coordinator sees reports, and nodes see free slots, as tenths of n."""
 
 REPORTS_A_LAPSE = 10
 """Reports that an owner needs for each lapsed lease; an owner with fewer must wait."""
@@ -57,7 +56,7 @@ Outcome = Literal[
     "wrong-key",
     "reused-key",
 ]
-"""``reused-key``: another report of the batch, whose aggregation is ``sums``, has the same key."""
+"""``reused-key``: another report of a batch of sums has the same key."""
 
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
@@ -81,13 +80,13 @@ class Demands:
     max_owner_share: float = 1.0
     epoch_seconds: int | None = None
     max_report_bytes: int = 64 << 20
-    aggregations: tuple[Aggregation, ...] = MESSAGES
+    aggregations: tuple[Aggregation, ...] = DEFAULT_AGGREGATIONS
     analyzer_keys: frozenset[str] | None = None
 
 
 @dataclass(slots=True)
 class Room:
-    """The room left for a node: users of its quota, slots of the batch and of its owner's share."""
+    """The room that a node has: users of its quota, slots of the batch and of its owner's share."""
 
     quota: int
     free_slots: int
@@ -140,14 +139,7 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
     if d.shuffler_id != demands.shuffler_id:
         detail = f"this is shuffler {demands.shuffler_id}, not {d.shuffler_id}"
         raise RemoteError("wrong-recipient", detail)
-    if d.expires_at <= now:
-        raise RemoteError("late", f"the descriptor expired at {d.expires_at}, it is {now}")
-    if d.expires_at > now + (most := demands.max_batch_seconds):
-        open_now = f"the batch is open until {d.expires_at}, it is {now}"
-        raise RemoteError("wrong-size", f"{open_now}; at most {most} seconds are allowed here")
-    if (seconds := d.episode_seconds or 0) > (most := demands.max_episode_seconds):
-        detail = f"an episode may take {seconds} seconds; at most {most} are allowed here"
-        raise RemoteError("wrong-size", detail)
+    check_expiry(d, now, demands.max_batch_seconds, demands.max_episode_seconds)
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 
@@ -182,9 +174,10 @@ def _check_promise(context: Context, demands: Demands, now: int) -> None:
 def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns the coordinator's part of a status, without numbers that change with every report.
 
-    The coordinator also sees every message. If it saw when the count of reports changes, it would
-    learn when people report, which the shuffle must hide. It may see ``declined``, which tells why
-    nodes decline, but never which nodes or how many. No single report changes ``declined``.
+    The coordinator also sees every message. If it also saw when the count of reports changes, it
+    would learn when people report, which the shuffler must hide. It may see ``declined``: the
+    reasons why nodes decline, but never which nodes or how many. No single report changes
+    ``declined``.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -198,19 +191,19 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
-    ``lapses``: how many leases expired without a report; the times of the first and the last. An
-    owner with more than one lapse for every `REPORTS_A_LAPSE` reports waits, so that others can
-    take the slots. The wait begins at the last lapse and takes a lease's life plus the time from
-    the first lapse to the last. So waits double, and an owner who never reports holds slots for
-    less and less of a batch's life. An endless wait would let one crash end a batch that has few
-    owners.
+    ``lapses`` has the number of leases that expired without a report, and the times of the first
+    and the last of them. An owner with more than one lapse for every `REPORTS_A_LAPSE` reports
+    waits, so that others can take the slots. The wait begins at the last lapse. Its length is a
+    lease's life plus the time from the first lapse to the last. An owner who never reports waits
+    for 1, 3, 7, ... lives, and so holds slots for an ever smaller part of a batch's life. If the
+    wait were endless, one crash could end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
 
 
 def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | None:
-    """Returns the reason why a batch grants no slots at all; None while it fills."""
+    """Returns the reason why a batch grants no slots at all, or None if it is open."""
     if state == "abandoned" or (state == "open" and expires_at <= now):
         return "late"
     return None if state == "open" else "batch-full"
@@ -220,8 +213,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
-    live lease elsewhere and so may be running an episode. Both cases get the same refusal, and only
-    a node that has room gets it, so probing users costs slots.
+    live lease elsewhere, with which an episode may be running. Both cases get the same refusal.
+    Only a node with room gets it, so every id that a node tries out may use up one of its slots.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -233,7 +226,7 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 
 
 def coarse_slots(free: int, n: int) -> int:
-    """Returns the free slots of a batch as shown to nodes: in tenths of n, rounded up.
+    """Returns the free slots of a batch as nodes see them: rounded up to tenths of n.
 
     Exact numbers would show when a single lease changes. For n < `SMALLEST_SHOWN`, returns 0 or n.
     """
@@ -242,7 +235,7 @@ def coarse_slots(free: int, n: int) -> int:
 
 
 def lowest_free(returned: Iterable[int], next_slot: int, n: int, count: int) -> list[int]:
-    """Returns the ``count`` lowest free slots: first those of expired leases, then unused ones."""
+    """Returns the ``count`` lowest free slots. Slots of expired leases precede unused slots."""
     slots = sorted(returned)[:count]
     fresh = range(next_slot, min(n, next_slot + count - len(slots)))
     return slots + list(fresh)
@@ -253,14 +246,14 @@ def judge_frame(
 ) -> Outcome:
     """Returns the outcome of one frame.
 
-    ``standing`` is that of the frame's lease, or None if this node has no such lease in this batch.
-    ``same``: the lease has reported exactly these bytes. ``opens``: the report opens under the
-    batch's key. ``reported``: the lease's user has reported with another lease, in any batch.
-    ``accepting``: the batch is open and has not expired.
+    ``standing`` is the standing of the frame's lease, or None if this node has no such lease in
+    this batch. ``same``: the lease has reported exactly these bytes. ``opens``: the report opens
+    under the batch's key. ``reported``: the lease's user has reported with another lease, in any
+    batch. ``accepting``: the batch is open and has not expired.
 
-    A repetition is recognised first, whatever the state of the batch, so that a node whose answer
-    was lost always learns that its report is stored. A batch that is over has forgotten the leases
-    that never reported, so its unknown leases count as late.
+    A repetition is recognised first, whatever the state of the batch. So a node whose answer was
+    lost always learns that its report is stored. A batch that is over has forgotten the leases
+    without a report, so an unknown lease counts as late.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

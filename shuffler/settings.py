@@ -1,33 +1,33 @@
 """Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
 
-Keys and hashes can be given as text or, with ``_FILE``, as a file that holds the text. All are
-hexadecimal; a file may end with a newline.
+The value of a variable can be a key or hash. A variable whose name ends with ``_FILE`` names a file
+with the key or hash. Keys and hashes are hexadecimal; a file may end with a newline.
 """
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Trust
-from riffle.common.process.configuration import Share, check_shares
+from riffle.common.mechanism.parameters import Guarantee
+from riffle.common.process.configuration import DemandSettings, check_shares
 from riffle.common.process.endpoint import is_loopback
-from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, MAX_EPOCH_SECONDS, Name
-from riffle.common.protocol.verification import MESSAGES
+from riffle.common.protocol.descriptor import Name
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.common.server.settings import ServerSettings
 from riffle.shuffler.rules import Demands
 from riffle.shuffler.store.schema import sqlite_url
 
 PREFIX = "RIFFLE_SHUFFLER_"
+Origin = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#*\s]+$")]
 
 
-class Settings(ServerSettings):
-    """The settings of a shuffler's operator. Build them with `load`, which explains errors."""
+class Settings(ServerSettings, DemandSettings):
+    """The settings of a shuffler. Call `load` to read them; its errors say what is wrong."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
     loopback_defaults: ClassVar[dict[str, float]] = {
@@ -39,11 +39,6 @@ class Settings(ServerSettings):
     port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
     shuffler_id: Name = Field(description="this shuffler's name, which descriptors must state")
-    coordinator_key: str | None = Field(default=None, description="pinned Ed25519 public key")
-    coordinator_key_file: Path | None = Field(default=None, description="file with that key")
-    analyzer_keys_file: Path | None = Field(
-        default=None, description="pinned analyzer keys, hex, one a line; read at every deposit"
-    )
     coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
     coordinator_token_hash_file: Path | None = Field(
         default=None, description="file with that hash"
@@ -58,39 +53,9 @@ class Settings(ServerSettings):
         lt=1,
         description="share of dishonest reports a batch must withstand; default on loopback: 0",
     )
-    trust_models: tuple[Trust, ...] = Field(
-        default=("shuffle",),
-        min_length=1,
-        description="trust models that the operator allows, a JSON list of shuffle, local, central",
-    )
-    aggregations: tuple[Aggregation, ...] = Field(
-        default=MESSAGES,
-        min_length=1,
-        description="aggregations that the operator allows, a JSON list of messages, sums; with "
-        "sums, one dishonest report can set every count",
-    )
     smallest_n: int = Field(default=20, ge=2, description="smallest batch; default on loopback: 2")
-    max_owner_share: Share = Field(
-        default=0.05,
-        description="largest share of a batch that one owner's nodes may hold; default on "
-        "loopback: 1, which is no limit",
-    )
-    epoch_seconds: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_EPOCH_SECONDS,
-        description="length of an epoch, in which a user may report once; every batch must state "
-        "it; default: a user reports once in a lifetime",
-    )
     max_batch_bytes: int = Field(
         default=1 << 30, ge=1 << 12, description="largest batch: bytes handed over"
-    )
-    max_batch_seconds: int = Field(
-        default=31 * 86_400,
-        ge=1,
-        le=10 * 366 * 86_400,
-        description="longest time for which a batch may be open; its reports and permutation are "
-        "erased when this time and RETENTION_SECONDS are over, if not before",
     )
     max_open_batches: int = Field(default=1_000, ge=1, description="most batches open at once")
     retention_seconds: int = Field(
@@ -103,14 +68,7 @@ class Settings(ServerSettings):
         default=120,
         ge=1,
         le=86_400,
-        description="life of a lease, after the time that the batch's descriptor gives an episode",
-    )
-    max_episode_seconds: int = Field(
-        default=7 * 86_400,
-        ge=0,
-        le=MAX_EPISODE_SECONDS,
-        description="longest time that a descriptor may give a person's episode; a slot that is "
-        "taken and not used is free again only after it",
+        description="seconds that a lease lasts beyond the descriptor's time for an episode",
     )
     max_upload_bytes: int = Field(
         default=64 << 20, ge=1 << 12, description="largest upload, in bytes"
@@ -128,6 +86,11 @@ class Settings(ServerSettings):
     )
     node_requests_at_once: int = Field(
         default=64, ge=1, description="most requests of one node at once, long polls included"
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        default=(),
+        description="origins of web pages whose scripts may be nodes, a JSON list such as "
+        '["https://clinic.example"]; default: none',
     )
     show_fill: bool = Field(
         default=True,
@@ -154,12 +117,12 @@ class Settings(ServerSettings):
 
     @property
     def url(self) -> str:
-        """Database URL."""
+        """The URL of the database."""
         return self.store_url or sqlite_url(self.data_dir)
 
     @property
     def inflight_of_a_node(self) -> int:
-        """The most bytes that uploads of one node may have under way; no upload is larger."""
+        """The most bytes of uploads in progress that one node may have; any single upload fits."""
         return max(self.max_inflight_bytes // 4, self.max_upload_bytes)
 
     def public_key(self) -> bytes:
@@ -171,12 +134,8 @@ class Settings(ServerSettings):
         """Returns the SHA-256 of the coordinator's token, hex."""
         return self.hex_value("coordinator_token_hash").hex()
 
-    def operator_hash(self) -> str:
-        """Returns the SHA-256 of the operator's token, hex."""
-        return self.hex_value("operator_token_hash").hex()
-
     def demands(self) -> Demands:
-        """Returns the demands. Raises LocalError without a key or with an open test entry."""
+        """Returns the operator's demands. Raises LocalError if a setting is not safe."""
         self.check_test_entry()
         return Demands(
             shuffler_id=self.shuffler_id,

@@ -8,11 +8,11 @@ Batches:
 
 ``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
 reports never reaches ``forwarded``: from ``open``, every event but ``fill`` leads to ``abandoned``.
-Callers can abandon only such a short batch, because a full one has cost n people their only report.
+Callers can abandon only such a batch, because a full batch has used up the only report of n people.
 A full batch is given up if its secret is lost (``lost``), since its reports can no longer be
-opened, or if nobody fetches its messages in time (``retire``). Once the messages have left
-(``forwarded``), they count as used, so the batch is never abandoned. If a forwarded batch is
-retired, it is erased as if the analyzer had acknowledged it.
+opened, or if nobody fetches its messages in time (``retire``). Once its messages have been handed
+over (``forwarded``), a batch is never abandoned, because the analyzer may have used them. If a
+forwarded batch is retired, it is erased as if the analyzer had acknowledged it.
 
 Leases:
 
@@ -21,8 +21,8 @@ Leases:
 
 A held lease may report until it expires. When its user gets a newer lease, the old one is
 superseded: it keeps its slot but may not report, so a user reports only once. A lease becomes lost
-when it has expired and its slot goes to another user, and forgotten when its batch ends before it
-reports. No event leads out of ``reported``, so no event takes back a user's one report.
+when it has expired and its slot goes to another user. It becomes forgotten when its batch ends
+before it reports. No event leads out of ``reported``, so nothing gives a user a second report.
 
 An event that leads to the current state is a repetition (such as a retry after a lost answer) and
 changes nothing.
@@ -103,7 +103,7 @@ def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
 
 
 def reached(state: BatchState, wanted: BatchState) -> bool:
-    """Returns whether the batch has reached the state ``wanted``, or never will."""
+    """Returns whether a batch has reached the state ``wanted``, or can no longer reach it."""
     if state == "abandoned":
         return True
     if wanted == "abandoned":

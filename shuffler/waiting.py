@@ -1,6 +1,6 @@
-"""Bounds the long polls that wait in memory, and the bytes of uploads being received.
+"""Bounds the number of long polls that wait, and the bytes of uploads being received.
 
-Long polls wait on a `ChangeSignal`; a `Budget` limits their number.
+Long polls wait for a `ChangeSignal`. A `Budget` limits their number.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from riffle.common.protocol.errors import LocalError
 T = TypeVar("T")
 
 RECHECK_SECONDS = 1.0
-"""Seconds until a waiter checks again if its answer may change without a signal: leases expire
-without one, and notifications of other replicas may be lost."""
+"""Seconds until a waiter checks again if its answer may change without a signal. Leases expire
+silently, and notifications of other replicas may be lost."""
 
 IDLE_RECHECK_SECONDS = 5.0
 """Seconds until other waiters check again; the check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Most checks a second of all waiters together. With more waiters, each checks less often."""
+"""Most checks a second of all waiters together. If there are many, each checks less often."""
 
 
 class Budget:
-    """A bound on a resource, named ``what``, that many requests hold at the same time.
+    """Bounds the amount of a resource, named ``what``, that all requests together hold.
 
     ``each`` bounds the amount of one holder, so that nobody can take everything.
     """
@@ -46,10 +46,11 @@ class Budget:
 
     @contextmanager
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
-        """Yields a function that takes more at each call; all is returned when the context ends.
+        """Yields a function that takes an amount at each call.
 
-        At the limit the function takes nothing and immediately raises LocalError
-        ``too-many-requests``, because waiting here would only move the queue.
+        The end of the context gives all back. At the limit, the function takes nothing and
+        immediately raises LocalError ``too-many-requests``, because waiting here would only move
+        the queue.
         """
         held = 0
 
@@ -74,7 +75,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """Returns the request with a body that is metered piece by piece as it arrives."""
+    """Returns the request with a body that calls ``take`` with the size of each arriving piece."""
 
     async def receive() -> Message:
         message = await request.receive()
@@ -87,8 +88,8 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 class ChangeSignal:
     """Wakes long polls when a change that they may wait for is committed.
 
-    ``version`` grows with every change; an answer read before a change may be outdated. ``shared``:
-    other replicas change the same store, and their notifications may be lost.
+    ``version`` grows with every change, so that a cache can tell that an answer is outdated.
+    ``shared``: other replicas change the same store, and their notifications may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:
@@ -99,7 +100,7 @@ class ChangeSignal:
         self.version = 0
 
     def pause(self, *, silent: bool) -> float:
-        """Returns the seconds until a waiter checks again; ``silent``: changes may not signal."""
+        """Returns the seconds until a waiter checks again; fewer if changes may be ``silent``."""
         seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
         return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 
@@ -121,10 +122,10 @@ class ChangeSignal:
         is_enough: Callable[[T], bool],
         may_change_silently: Callable[[T], bool] = lambda _: False,
     ) -> T:
-        """Returns the answer of ``read`` once it is enough, after ``seconds``, or at `close`.
+        """Reads until an answer ``is_enough``, ``seconds`` are over or `close` is called.
 
-        ``may_change_silently`` tells whether an answer may change although nobody calls `notify`.
-        Raises LocalError ``too-many-requests`` if too many polls wait already.
+        Returns the last answer. ``may_change_silently`` tells whether an answer may change without
+        a call of `notify`. Raises LocalError ``too-many-requests`` if too many polls wait already.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from riffle.common.protocol.errors import MEDIA_TYPE, URN
 from riffle.common.server.monitoring import PROBLEM_KEY, MetricsMiddleware, matched_route
-from tests import postgres
+from riffle.deploy.network import loopback
+from tests import forked, postgres
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see deploy/__init__.py
 
@@ -54,6 +55,13 @@ def _paths() -> Iterator[None]:
     yield
     if before is None:
         os.environ.pop("PYTHONSAFEPATH", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _services_are_forked() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loopback, "start_service", forked.start_service)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,15 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, Engine, create_engine
 
 from riffle.coordinator.store.schema import open_store as open_coordinator
 from riffle.shuffler.store.schema import open_store as open_shuffler
@@ -27,6 +29,8 @@ REQUIRED = "RIFFLE_REQUIRE_POSTGRES"
 START_SECONDS = 120
 DURABLE = ("listen_addresses=", "max_connections=60")
 OPTIONS = ("fsync=off", "full_page_writes=off", *DURABLE)
+BLOCKED = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+T = TypeVar("T")
 TEMPLATES = {"shuffler": open_shuffler, "coordinator": open_coordinator}
 
 
@@ -137,3 +141,19 @@ def cluster(options: tuple[str, ...] = OPTIONS) -> Iterator[Cluster]:
             yield running
         finally:
             running.stop()
+
+
+def during_commit(
+    engine: Engine, change: Callable[[Connection], object], act: Callable[[], T]
+) -> T:
+    """Returns the result of ``act``, which begins before ``change`` commits and may wait for it."""
+    with engine.connect() as other, ThreadPoolExecutor(1) as thread:
+        with other.begin():
+            change(other)
+            result = thread.submit(act)
+            deadline = time.monotonic() + START_SECONDS
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as watch:
+                while not result.done() and not watch.exec_driver_sql(BLOCKED).scalar():
+                    assert time.monotonic() < deadline
+                    time.sleep(0.01)
+        return result.result(START_SECONDS)

@@ -15,7 +15,7 @@ from docs.reference import PAGES, SETTINGS, apps, commands, option_meanings
 from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.coordinator.learners.registry import BUILT_IN
-from riffle.coordinator.learning.sdp_pe.presets import PAPER
+from riffle.coordinator.learning.sdp_pe.constants import PAPER
 from riffle.deploy.cli.main import COMMANDS, build
 from riffle.node_client.environments.registry import BUILDERS
 

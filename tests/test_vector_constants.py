@@ -49,10 +49,7 @@ CHANGES: dict[str, dict[str, tuple[str, ...]]] = {
         "DEVIATIONS": (MORE, LESS),
     },
     "common.protocol.descriptor": {
-        **{
-            f"LABEL_{name}": (BYTES, "{0}[:-1]")
-            for name in ("DIGEST", "DEPOSIT", "COUNTERSIGN", "KEY_ID", "MASK", "BATCH_ID")
-        },
+        **{f"LABEL_{name}": (BYTES, "{0}[:-1]") for name in ("DIGEST", "MASK")},
         **{
             f"MAX_{name}": (MORE, LESS)
             for name in ("STATES", "ACTIONS", "HORIZON", "POLICIES", "MESSAGES", "EXACT")
@@ -72,6 +69,10 @@ CHANGES: dict[str, dict[str, tuple[str, ...]]] = {
             "{{**{0}, 'local': ('flips', 'bernoulli')}}",
             "{{**{0}, 'central': ('laplace',)}}",
         ),
+    },
+    "common.protocol.signatures": {
+        f"LABEL_{name}": (BYTES, "{0}[:-1]")
+        for name in ("DEPOSIT", "COUNTERSIGN", "KEY_ID", "BATCH_ID")
     },
     "common.protocol.errors": {
         "URN": ("{0}.upper()",),
@@ -120,7 +121,7 @@ FREE = {
     "out of reach: a descriptor bounds both by 2**32": "MAX_BITS MAX_REPORTS",
     "sizes of pieces in which a stream is read or sorted": "BYTES_AT_ONCE KEYS_AT_ONCE",
     "a mark inside one function; a text for people": "OPEN OUTSIDE MAX_DETAIL_LENGTH",
-    "the default of an owner who says nothing: only messages": "MESSAGES",
+    "the default of an owner who says nothing: only messages": "DEFAULT_AGGREGATIONS",
     "between shuffler and coordinator": "MAX_NAMED SIGNATURE_HEADER DIGEST_HEADER BatchState",
     "an interval, and a header of answers that no node reads": "DECLINE_SECONDS MEDIA_TYPE",
 }

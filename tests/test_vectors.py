@@ -10,7 +10,7 @@ from riffle.common.protocol.errors import PROBLEMS
 from tests.test_protocol import PAGE, rows
 from tests.vectors import CHECKS, FOLDER, read
 
-MOST_BYTES = 400_000
+MOST_BYTES = 420_000
 
 
 @pytest.mark.parametrize("name", vectors.FILES)

@@ -23,13 +23,13 @@ from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes, Supp
 from riffle.common.mechanism.parameters import Guarantee, Noise, Padding
 from riffle.common.mechanism.randomness import bernoulli, draw_counts, word
 from riffle.common.protocol import descriptor as d
-from riffle.common.protocol import hpke
+from riffle.common.protocol import hpke, signatures
 from riffle.common.protocol.errors import LocalError, RemoteError, read_refusal
 from riffle.common.protocol.verification import read_pins
 from riffle.common.protocol.wire import LeaseRequest, frame, split_frames
 from riffle.node_client.environments.tabular import Declaration
 from riffle.node_client.episode import reward_mean
-from riffle.node_client.sealing import SealKeys, mask_reports, pack, seal_reports
+from riffle.node_client.sealing import SealKeys, seal_reports
 from riffle.node_client.trust import Demands, accept
 from riffle.node_client.users import opaque_id
 from riffle.shuffler.permutation import Keystream
@@ -129,9 +129,9 @@ def check_descriptors() -> None:
     found = read("descriptors.json")
     coordinator, shuffler = private("coordinator"), private("shuffler")
     for row in found["batch_ids"]:
-        assert d.batch_id(row["run_id"], row["deployment"]) == row["batch_id"]
+        assert signatures.batch_id(row["run_id"], row["deployment"]) == row["batch_id"]
     for row in found["key_ids"]:
-        assert d.key_id(bytes.fromhex(row["public"])) == row["key_id"]
+        assert signatures.key_id(bytes.fromhex(row["public"])) == row["key_id"]
     for row in found["owner_slots"]:
         share, n = row["owner_share"], row["n"]
         gamma = {"epsilon": 1.0, "beta": 0.1, "dishonest_fraction": 0.999}
@@ -141,9 +141,9 @@ def check_descriptors() -> None:
         data, context = row["descriptor"].encode(), d.parse(row["descriptor"].encode())
         batch, layout = context.descriptor, context.descriptor.layout
         assert context.digest.hex() == row["digest"]
-        assert d.sign_deposit(coordinator, data) == row["coordinator_signature"]
+        assert signatures.sign_deposit(coordinator, data) == row["coordinator_signature"]
         key = bytes.fromhex(row["batch_key"])
-        assert d.countersign(shuffler, context.digest, key) == row["shuffler_signature"]
+        assert signatures.countersign(shuffler, context.digest, key) == row["shuffler_signature"]
         sizes = (layout.counters, layout.width, layout.cells, batch.padding.messages)
         names = ("counters", "width", "cells", "messages")
         assert sizes == tuple(row[name] for name in names)
@@ -212,7 +212,7 @@ def check_draws() -> None:
     for row in found["flips"]:
         batch = batches[row["descriptor"]].descriptor
         drawn = vectors.Bytes(bytes.fromhex(row["words_le"]))
-        noise, padding = batch.to_noise(), batch.padding
+        noise, padding = batch.batch_noise, batch.padding
         made = workflow.encode(batch.layout, noise, padding, episode_of(row), drawn)
         assert bytes(made.tolist()).hex() == row["plaintext"]
     for row in found["overflow"]:
@@ -244,7 +244,7 @@ def check_report(row: Json, context: d.Context) -> None:
     assert leases == [row["lease"]] * 2
     assert bytes(reports[1]) == report
     tape = vectors.Tape(f"report {row['name']}")
-    noise, padding, episode = batch.to_noise(), batch.padding, episode_of(row["episode"])
+    noise, padding, episode = batch.batch_noise, batch.padding, episode_of(row["episode"])
     made = workflow.encode(layout, noise, padding, episode, tape.random, batch.word_bits)
     data = [] if episode is None else layout.encode(episode).tolist()
     assert data == row["data"]
@@ -253,9 +253,9 @@ def check_report(row: Json, context: d.Context) -> None:
         vector = np.bincount(data, minlength=layout.counters) + np.array(row["noise"])
         assert made.tolist() == row["vector"] == vector.tolist()
         check_masked(row, context, report)
-        check_masked(row, context, mask_reports(keys, made[None]))
+        check_masked(row, context, seal_reports(keys, made[None]))
         return
-    for each in (report, seal_reports(keys, pack(made))):
+    for each in (report, seal_reports(keys, made[None])):
         symbols = check_opened(row, context, each)
         assert symbols.ravel().tolist() == made.tolist()
     count, failed = workflow.count(batch.trust, layout, symbols)
@@ -264,6 +264,8 @@ def check_report(row: Json, context: d.Context) -> None:
     if batch.trust == "shuffle":
         ones = ones + np.array(row["noise"])
         assert count[-1] >= batch.padding.messages - ones.sum()
+        kept = row.get("kept", np.repeat(np.arange(layout.counters), row["noise"]).tolist())
+        assert [*data, *kept] == symbols.ravel()[: len(data) + len(kept)].tolist()
         assert (count[:-1] <= ones).all()
     elif batch.trust == "central":
         assert count.tolist() == [*ones.tolist(), 1]
@@ -303,7 +305,7 @@ def check_analyzer() -> None:
     made = hpke.open_histogram(*keys, bytes.fromhex(row["messages"]), row["width"], row["counters"])
     assert (made[0].tolist(), made[1]) == (row["histogram"], row["failed"])
     for row in found["debias"]:
-        noise = batches[row["descriptor"]].descriptor.to_noise()
+        noise = batches[row["descriptor"]].descriptor.batch_noise
         unbiased = workflow.debias(noise, row["n"], np.array([*row["counts"], row["last"]]))
         np.testing.assert_allclose(unbiased, row["unbiased"], rtol=1e-8)
     row = found["sum"]

@@ -6,12 +6,12 @@ Every role runs `account` on each descriptor that it gets, and trusts no number 
 reports are neighbours if one user's report differs between them ("replace one user"). The number of
 users is public.
 
-**One batch.** beta pays for the counters' losses (`loss_curve`) and for noise that finds no slot
-(`binomial`). The guarantee, epsilon_upper, is the smallest epsilon at which both together cost at
-most beta. Only the noise of honest reports counts. A dishonest report, whatever it contains, is
-independent of the honest user's data. Local batches (`Flips`) and central ones (`Laplace`,
-`FairBits`) drop no noise and do not rely on other users' noise. So composition gets all of beta,
-and neither n nor the dishonest fraction matters.
+**One batch.** beta pays for the counters' privacy losses (`loss_curve`) and for noise that does not
+fit into a report's slots (`binomial`). The guarantee, epsilon_upper, is the smallest epsilon at
+which these two costs together are at most beta. Only the noise of honest reports counts. A
+dishonest report, whatever it contains, is independent of an honest user's data. Batches with local
+noise (`Flips`) or central noise (`Laplace`, `FairBits`) drop no noise, and no user relies on other
+users' noise. So all of beta pays for the losses, and neither n nor the dishonest fraction matters.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class BatchEvent:
     """A batch of n reports over `counters` counters.
 
     Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
-    to `dishonest_fraction` of the reports carry no noise. `word_bits` is w if the batch is summed
-    (`common.mechanism.sums`); then no noise needs slots.
+    to `dishonest_fraction` of the reports carry no noise. `word_bits` is the size of a word if the
+    batch is summed (`common.mechanism.sums`); noise then needs no slots. Otherwise it is None.
     """
 
     noise: BatchNoise
@@ -61,10 +61,10 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """eta, a bound on the probability that a user's noise exceeds its slots (`binomial`).
+        """A bound eta on the probability that any user's noise exceeds its slots (`binomial`).
 
-        In a summed batch: a bound on the probability that any counter, with n users' data and
-        noise, exceeds its word.
+        In a summed batch, eta bounds the probability that, on any counter, the sum of n users' data
+        and noise exceeds the counter's word.
         """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots

@@ -1,10 +1,10 @@
 """Privacy losses of the noise on one counter, and the privacy cost of padding.
 
-**Losses.** A counter leaves the shuffler as c + Z, Z ~ Binomial(N, p), with b(z) = Pr[Z = z]. One
-user moves c by one. Let P be the law of the output on one input, Q that on its neighbour, and L(y)
-= log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is E_P[(1 - exp(epsilon -
-L))_+], where an outcome that is impossible under Q has L = +infinity. Let r(y) = log b(y) / b(y -
-1) = log((N - y + 1) p / (y (1 - p))):
+**Losses.** The analyzer sees a counter as c + Z: its count c plus noise Z ~ Binomial(N, p). Let
+b(z) = Pr[Z = z]. One user moves c by one. Let P be the law of the output on one input, Q that on
+its neighbour, and L(y) = log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is
+E_P[(1 - exp(epsilon - L))_+], where an outcome that is impossible under Q has L = +infinity. Let
+r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
 
 * up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
   z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
@@ -13,26 +13,27 @@ L))_+], where an outcome that is impossible under Q has L = +infinity. Let r(y) 
 
 b is computed from the r(y) alone (b(y) / b(y - 1) = exp r(y)) and then normalised, so no gamma
 function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded once; the
-relative error of a mass is at most `mass_error`. Outcomes farther from N p than w = D / 3 +
-sqrt(D^2 / 9 + 2 N p (1 - p) D) are left out. By Bernstein's inequality, their mass is at most
-exp(-D) on each side. Upper bounds count it as infinite loss; lower bounds ignore it.
+relative error of a mass is at most `mass_error`. With D = `TAIL_EXPONENT`, outcomes farther from N
+p than w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) are left out. By Bernstein's inequality, their
+mass is at most exp(-D) on each side. Upper bounds count this mass as infinite loss; lower bounds
+ignore it.
 
 This is an analysis of the protocol of paper 000 (section V, appendix D). It uses the distribution
 itself where the paper uses Chernoff bounds and the constant 96.
 
-**Padding.** A report has `noise_slots` slots for its 1-bits of noise. Their number, before any are
-dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit, which is
-(epsilon, beta_c)-DP, and M' the real one, which drops bits that do not fit. If both draw the same
-noise, they give the same output unless some user's S exceeds noise_slots. That event depends on
-noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots]. Hence for
-neighbours D, D' and any set E
+**Padding.** A report has `noise_slots` slots for its 1-bits of noise. The number of these 1-bits,
+before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit,
+which is (epsilon, beta_c)-DP, and M' the real one, which drops bits that do not fit. If both draw
+the same noise, they give the same output unless some user's S exceeds noise_slots. That event
+depends on noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots].
+Hence for neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
                    <= e^epsilon (Pr[M'(D') in E] + eta) + beta_c + eta,
 
-so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Slots reserved for data keep this event
-independent of the data; without them a long episode would displace noise.
+so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Data has slots of its own, so this event is
+independent of the data. In shared slots, a long episode would displace noise.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from scipy import special
 FloatArray = NDArray[np.float64]
 
 TAIL_EXPONENT = 60.0
-"""D. On each side, the outcomes left out have probability at most exp(-60), about 9e-27."""
+"""The exponent D. The outcomes left out have probability at most exp(-D), 9e-27, on each side."""
 
 UNIT_ROUNDOFF = 2.0**-53
 
@@ -66,7 +67,7 @@ TAIL_SAFETY = 1.0 + 1e-6
 """Binomial tails are raised by this factor, far above the incomplete beta's rounding error."""
 
 SMALLEST_TAIL = 2.0**-1022
-"""Smaller tails are raised to this: one that underflowed could still matter times e^epsilon."""
+"""Smaller tails are raised to this: e^epsilon times a tail that underflowed may still matter."""
 
 LARGEST_EPSILON = 700.0
 """About the largest epsilon whose e^epsilon fits a double. Above it, any eta costs all of beta."""
@@ -125,7 +126,7 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Returns the losses when a counter with Pr[Z = z] ~ q**|z| noise moves by one, up or down.
+    """Returns the losses when a counter with Pr[Z = z] ~ q**|z| noise moves up or down by one.
 
     With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
     is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
@@ -184,7 +185,7 @@ def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """Returns (1 + e^epsilon) eta, the overflow's share of beta; infinity past LARGEST_EPSILON."""
+    """Returns (1 + e^epsilon) eta, dropped noise's cost in beta; infinity above LARGEST_EPSILON."""
     if eta == 0.0:
         return eta
     return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta

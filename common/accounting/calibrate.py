@@ -1,40 +1,42 @@
-"""Calibration: the least noise that gives an (epsilon, beta), and the padding that it needs.
+"""Calibration: the least noise that gives an (epsilon, beta) guarantee, and its padding.
 
 **Shuffle, exact.** A batch costs one ciphertext per 1-bit, so `exact` looks for the fewest expected
-1-bits. It tries p = 2^-j for j = 1..10: for each p it finds the least N, and so the bits per user.
-If rounding up to whole bits per user increases the ones by more than the share WASTE, it also tries
-p = k / 2^32 with the bits that the best 2^-j needs (one bit per user in large batches). At the same
-variance, a small p needs half as many messages as fair bits. At large epsilon fair bits are better:
+1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j = 1..10. For each p
+it finds the least number N of bits on a counter, and from N the bits per user. Rounding up to whole
+bits per user adds 1-bits. If it adds more than the share WASTE, the search also tries p = k / 2^32,
+with as many bits as the best 2^-j needs (one bit per user in large batches). At the same variance,
+a small p needs half as many messages as fair bits. At large epsilon fair bits (p = 1/2) are better:
 with a small p a counter may be zero, which shows that nobody was counted there.
 
-beta is split: OVERFLOW_SHARE pays for noise that finds no slot, the rest for composition. At H = 6,
-epsilon = 1, n = 4096, halving the overflow share adds about one slot to 100. Taking 1/100 of beta
-from composition costs 0.06 % of epsilon, or about 0.1 % more noise.
+beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot, and the rest for the
+counters' losses. At H = 6, epsilon = 1, n = 4096, half this share would take about 1 % more slots.
+This share leaves 1 % less of beta for the losses, which costs 0.06 % of epsilon, or about 0.1 %
+more noise.
 
 **Shuffle, paper.** This is the papers' own calibration (paper 000, section V and proof of Lemma
 10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This
 tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. If n <= tau,
 each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit of p = tau / (2 n).
-The split of epsilon assumes that replacing one user moves one cell in each layer and family. It
-moves two, so by the papers' own composition this gives 2 epsilon. But the constant 96 is so large
-that the exact guarantee, which `account` computes, is far below epsilon.
+The split of epsilon assumes that replacing one user moves one cell in each layer and family. In
+fact it moves two cells, so the papers' own composition gives 2 epsilon. But the constant 96 is so
+large that the exact guarantee, which `account` computes, is far below epsilon.
 
-**Shuffle, conference.** Paper 003, section V, writes the same noise, but does not split beta: every
-counter gets beta' = beta.
+**Shuffle, conference.** Paper 003, section V, has the same noise, but does not split beta over the
+counters: every counter gets beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). Paper 004's alternative, discrete Laplace noise on each counter, has exactly
-the same losses at ratio q = f / (1 - f), so it gives the same (epsilon, beta), with a variance of 2
-q / (1 - q)**2 per user. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2, half as
-much, because flips only need to hide a bit. So flips are always chosen. (Flipping ones and zeros
-with different probabilities would save 6 % at epsilon = 1 with one pair of cells, and more at
+(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. At ratio q
+= f / (1 - f) it has exactly the same losses, so it gives the same (epsilon, beta). Its variance per
+user is 2 q / (1 - q)**2. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2, half
+as much, because flips only need to hide a bit. So Riffle always uses flips. (Flipping ones and
+zeros with different probabilities would save 6 % at epsilon = 1 with one pair of cells, and more at
 larger epsilon. But the variance would depend on the data.)
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
-the smaller variance. If few cells move, that is Laplace, which needs no beta. If many move, it is
-the binomial, a discrete form of the Gaussian mechanism with exact accounting and exact draws. At
-epsilon = 1, beta = 1e-5 their variances are 7.8 and 28.8 for one pair of cells, 276 and 167 for
-six.
+the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many
+cells move, it is binomial noise: a discrete form of the Gaussian mechanism with exact accounting
+and exact draws. At epsilon = 1 and beta = 1e-5, the variances of Laplace and binomial noise are 7.8
+and 28.8 for one pair of cells, and 276 and 167 for six pairs.
 """
 
 from __future__ import annotations
@@ -80,16 +82,16 @@ N_co = TypeVar("N_co", bound=BatchNoise, covariant=True)
 CalibrationName = Literal["exact", "paper", "conference"]
 
 OVERFLOW_SHARE = 0.01
-"""Share of beta that padding may spend."""
+"""The share of beta that padding may spend."""
 
 MARGIN = 1e-6
-"""Noise is computed for epsilon (1 - MARGIN), so machines that round differently accept it too."""
+"""Noise is calibrated to epsilon (1 - MARGIN), so machines that round differently accept it."""
 
 LARGEST_LOG2 = 10
 """The smallest dyadic p to be tried is 2^-10."""
 
 WASTE = 1e-3
-"""Share of wasted 1-bits above which a p that is not a power of two is tried too."""
+"""If rounding up adds a larger share of 1-bits, a p that is not a power of two is tried too."""
 
 LARGEST_BATCH = 10**12
 
@@ -100,7 +102,7 @@ UNIT, LARGEST_SCALE = 2**16, 2**20
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Generic[N_co]):
-    """The noise and padding of a batch, the guarantee that they give, and w of `sums`."""
+    """The noise and padding of a batch, their guarantee, and the word size of `sums`."""
 
     noise: N_co
     padding: Padding
@@ -131,12 +133,13 @@ def calibrate(
 ) -> Calibration[Noise]:
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
-    "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the papers'
-    noise, "conference" that of paper 003; `account.epsilon_upper` says what a noise guarantees.
-    "sums" has the same noise as "messages" and no padding, so `max_messages` does not matter.
+    "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the noise of
+    paper 000, and "conference" that of paper 003; the result's `account.epsilon_upper` says what
+    this noise guarantees. The aggregation "sums" has the same noise as "messages" and no padding,
+    so it ignores `max_messages`.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
-    noise bits, or if epsilon is too small for the accountant; ValueError for impossible arguments.
+    noise bits, or if epsilon is too small for the accountant. Raises ValueError for other faults.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -193,13 +196,13 @@ def _exact(request: _Request, honest: int) -> Noise:
     demand = request.layout.cells, epsilon * (1.0 - MARGIN), beta * (1.0 - OVERFLOW_SHARE)
     needed = {j: needed_bits(2.0**-j, *demand) for j in range(1, LARGEST_LOG2 + 1)}
     dyadic = [Noise(-(-N // honest), 1, j) for j, N in needed.items()]
-    # A small p needs more bits for the same number of ones: avoid noise that no node may draw.
+    # A small p needs more bits for the same number of ones, perhaps more than a node may draw.
     best = min(list(filter(request.is_drawable, dyadic)) or dyadic, key=_ones)
     fewest, N = min((N * 2.0**-j, N) for j, N in needed.items())
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
     bits = -(-N // honest)
-    # The p that is sought needs about as many ones as the nearest 2^-j.
+    # The p to be found needs about as many ones as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
     k = needed_numerator(honest * bits, *demand, guess)
@@ -229,8 +232,8 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
 
-    A report gets shorter as n grows, except for jumps of about one slot where each user needs one
-    bit less. The returned n suffices; every smaller n that the bisection tried does not.
+    A report gets shorter as n grows, except for jumps of about one slot. The returned n suffices.
+    Every smaller n that the bisection tried is too small.
     """
 
     def fits(n: int) -> bool:
@@ -250,7 +253,7 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
 def paper_tau(epsilon: float, beta: float, sizes: Sizes, *, split: bool = True) -> int:
     """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
 
-    ``split``: beta is split over (h, x, a), as in paper 000; paper 003 does not split it.
+    With ``split``, beta is split over all (h, x, a), as in paper 000; paper 003 does not split it.
 
     Raises CalibrationError if tau is above 2^53, which is more than a report could draw.
     """
@@ -275,7 +278,7 @@ def paper_noise(n: int, tau: int) -> Noise:
 
 @lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
-    """Returns the smallest flips that make a report (epsilon, beta)-DP against all readers.
+    """Returns flips of the least f that makes a report (epsilon, beta)-DP against all readers.
 
     Raises CalibrationError if epsilon is too small.
     """
@@ -283,7 +286,7 @@ def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     least = _least_ratio(cells, epsilon, beta)
     # f = q / (1 + q), rounded up to a multiple of 2^-32: more flips never hide less.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
-    # For beta below `loss_curve.SMALLEST_DELTA` the bound is loose, and varies with tiny changes.
+    # For beta below `loss_curve.SMALLEST_DELTA`, the bound is loose, and tiny changes of f move it.
     while loss_curve.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
         flips = Flips(flips.numerator + max(1, (SCALE // 2 - flips.numerator) >> COARSE))
     return flips
@@ -297,7 +300,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
     check_guarantee(epsilon, beta)
     candidates: list[CentralNoise] = []
     laplace = Laplace(_least_ratio(cells, epsilon, beta))
-    # Each of a draw's two geometric variables takes 1 / (1 - q) random words on average.
+    # A draw has two geometric variables. Each takes 1 / (1 - q) random words on average.
     if 2 * counters <= MAX_DRAWS * (1.0 - laplace.q):
         candidates.append(laplace)
     bits = needed_bits(0.5, cells, epsilon * (1.0 - MARGIN), beta)
@@ -315,7 +318,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
     """Returns the smallest q 2^32 at which `cells` pairs of steps are (epsilon, beta)-DP.
 
-    The search is over b = x / UNIT, q = exp(-1 / b), because epsilon is nearly a power of b.
+    The search is over the scale b, where q = exp(-1 / b), because epsilon is nearly a power of b.
     """
     scale = smallest(
         lambda x: loss_curve.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),

@@ -2,26 +2,28 @@
 
 **Grid.** Losses are moved to multiples of Delta.
 
-* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom (p, q) of P
-  and Q at loss l in [k Delta, (k + 1) Delta] is replaced by two atoms, at k Delta and at (k + 1)
-  Delta, whose masses sum to p under P and to q under Q. Merging the two gives the atom back, and
-  merging is post-processing. So the pair on the grid is at least as easy to tell apart as the true
-  pair, also after composition. With f = l - k Delta, the upper atom gets the share (1 - exp(-f)) /
-  (1 - exp(-Delta)) of p. The error is of second order in Delta.
-* Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with L, and a sum
-  of smaller losses is smaller, so delta of the composition is never above the true one.
+* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): let an atom have
+  mass p under P and q under Q (`binomial`), and a loss l in [k Delta, (k + 1) Delta]. Two atoms, at
+  k Delta and at (k + 1) Delta, replace it. Their masses sum to p under P and to q under Q. Merging
+  the two gives the atom back, and merging is post-processing. So P and Q on the grid are at least
+  as easy to tell apart as the true P and Q, also after composition. With f = l - k Delta, the atom
+  at (k + 1) Delta gets (1 - exp(-f)) / (1 - exp(-Delta)) of p. The error is of order Delta^2.
+* Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with the loss L,
+  and a sum of smaller losses is smaller. So the delta of the composition never exceeds the true
+  delta.
 
-**Tilt and window.** For S = sum of the finite losses under P, K(s) = log E[exp(s S)]. The tilted
-masses exp(lambda l) P(l) / exp(K) are convolved instead of P(l). That puts the far tail of S, which
-makes up delta, in the middle of the array. So all errors of the transform are relative to delta,
-not to 1. lambda and the window only affect how tight the bounds are, never whether they hold:
-`loss_curve` accounts for mass outside the window.
+**Tilt and window.** Let S be the sum of the finite losses under P, K(s) = log E[exp(s S)], and
+lambda the tilt. The tilted masses exp(lambda l) P(l) / exp(K(lambda)) are convolved instead of
+P(l). The far tail of S makes up delta; the tilt puts this tail in the middle of the array. So all
+errors of the transform are relative to delta, not to 1. The tilt and the window only affect how
+tight the bounds are, never whether they hold: `loss_curve` accounts for mass outside the window.
 
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
-its norm, where eta = mu + gamma_4 (sqrt(2) + mu), and mu is the error of the twiddle factors. With
-mu <= u this is below 8 u log2(M); the same bound holds for the inverse. Carried through all powers,
-products and the inverse, this gives one number that no cell's error exceeds.
+its norm. Here eta = mu + gamma_4 (sqrt(2) + mu), gamma_4 = 4 u / (1 - 4 u), u is the unit roundoff,
+and mu is the error of the twiddle factors. If mu is at most u, the error is below 8 u log2(M). The
+same bound holds for the inverse. Propagating it through all powers, products and the inverse gives
+one number that no cell's error exceeds.
 
 This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
 threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.
@@ -40,18 +42,18 @@ from scipy import fft
 from riffle.common.accounting.binomial import UNIT_ROUNDOFF, FloatArray, Losses
 
 WINDOW_TAIL = 1e-13
-"""Tilted mass that may lie outside the window on each side."""
+"""The tilted mass that may lie outside the window on each side."""
 
 STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
-"""Chernoff exponents to try, in units of 1 / standard deviation."""
+"""Chernoff exponents to try, as multiples of 1 / standard deviation."""
 
 LARGEST_EXPONENT = 2.0**30
-"""Limit of tilt times the largest sum of losses. Rounding moves the product by under a millionth.
-
-The limit matters if the variance is only rounding error, which suggests an unbounded tilt."""
+"""Limit of the tilt times the largest sum of losses. Rounding changes a product of this size by
+under a millionth. Without the limit, the tilt would be unbounded if the computed variance is only
+rounding error."""
 
 SMALLEST_WEIGHT = 1e-250
-"""Smaller sums of weights may be remnants of underflow."""
+"""If the largest weight is smaller, the weights may be remnants of underflow."""
 
 ComplexArray = NDArray[np.complex128]
 
@@ -61,7 +63,7 @@ Part = tuple[Losses, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridLosses:
-    """Mass `mass[i]` at the finite loss (first + i) delta."""
+    """Losses on a grid of step ``delta``: `mass[i]` is at the finite loss (first + i) delta."""
 
     first: int
     mass: FloatArray
@@ -69,17 +71,17 @@ class GridLosses:
 
     @property
     def last(self) -> int:
-        """Index of the largest loss."""
+        """The index of the largest loss."""
         return self.first + len(self.mass) - 1
 
     @property
     def index(self) -> NDArray[np.int64]:
-        """Losses in units of delta, shape (len(mass),)."""
+        """The losses in units of delta, shape (len(mass),)."""
         return np.arange(self.first, self.last + 1, dtype=np.int64)
 
     @property
     def loss(self) -> FloatArray:
-        """Losses, shape (len(mass),)."""
+        """The losses, shape (len(mass),)."""
         return self.index.astype(np.float64) * self.delta
 
 
@@ -89,7 +91,7 @@ GridPart = tuple[GridLosses, int]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Losses from `low` to `high`, their tilt, and the exponents that bound the mass outside."""
+    """The losses from `low` to `high`, the tilt, and Chernoff exponents for the mass outside."""
 
     tilt: float
     low: float
@@ -113,7 +115,7 @@ class Convolved:
 
 
 def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
-    """Returns grid losses that dominate the given ones: splits mass between two neighbours."""
+    """Splits each mass between two grid points. The grid losses dominate ``losses``."""
     k = np.floor(losses.loss / delta)
     share = np.expm1(-np.clip(losses.loss - k * delta, 0.0, delta)) / np.expm1(-delta)
     first = int(k.min()) if len(k) else 0
@@ -124,7 +126,7 @@ def connect_the_dots(losses: Losses, delta: float) -> GridLosses:
 
 
 def round_down(losses: Losses, delta: float) -> GridLosses:
-    """Returns grid losses that the given ones dominate: rounds every loss down."""
+    """Rounds every loss down. ``losses`` dominate the returned grid losses."""
     k = np.floor(losses.loss / delta)
     first = int(k.min()) if len(k) else 0
     index = (k - first).astype(np.int64)
@@ -146,9 +148,10 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
 
 
 def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
-    """Returns mass exp(exponent - peak), and the peak, usually the largest exponent.
+    """Returns mass * exp(exponent - peak), and the peak, usually the largest exponent.
 
-    If the largest has no mass and the rest would underflow, peak is the largest that has mass.
+    If the largest exponent has no mass and all weights would underflow, the peak is the largest
+    exponent that has mass.
     """
     peak = float(exponent.max())
     weight = mass * np.exp(exponent - peak)
@@ -214,7 +217,7 @@ def choose_window(parts: Sequence[Part], tilt: float) -> Window:
 
 
 def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Convolved:
-    """Convolves the tilted parts circularly on the M grid losses from first * delta on."""
+    """Convolves the tilted parts circularly on M grid losses, which start at first * delta."""
     spectrum: ComplexArray = np.ones(M // 2 + 1, dtype=np.complex128)
     error: FloatArray = np.zeros(M // 2 + 1)
     for part, count in parts:
@@ -228,7 +231,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
         mass=mass.astype(np.float64),
         tilt=tilt,
         log_scale=sum(count * log_mgf(part.mass, part.loss, tilt) for part, count in parts),
-        # Twice, because only half of the spectrum is kept and the inverse averages over all of it.
+        # Doubled: only half of the spectrum is kept, and the inverse averages over all of it.
         error=2.0 * float(error.sum()) / M + back,
     )
 

@@ -22,7 +22,7 @@ from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
-"""A search ends when its bracket is one unit, or 2^-FINE (bits) or 2^-COARSE (p) of the answer."""
+"""A search ends once its bracket is one unit, or the answer times 2^-FINE (for p, 2^-COARSE)."""
 
 PREDICTIONS = 12
 """The number of trials that follow predictions before plain bisection takes over."""
@@ -31,7 +31,7 @@ PREDICTIONS = 12
 class CalibrationError(ValueError):
     """Raised if no noise of the allowed size gives the requested guarantee.
 
-    A batch ``times`` times as large would suffice; ``times`` is None if that is not known.
+    ``times`` is the factor by which a batch would have to be larger, or None if it is not known.
     """
 
     def __init__(self, text: str, times: float | None = None) -> None:
@@ -61,14 +61,14 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root by bisection, or the nearer end. Loading `scipy.optimize` takes 0.2 s."""
+    """Returns the root by bisection, or the nearer end. `scipy.optimize` takes 0.2 s to load."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:
-    """Returns log delta at unit sensitivity."""
+    """Returns the log of the Gaussian mechanism's delta for sensitivity 1."""
     near = float(special.log_ndtr(0.5 / sigma - epsilon * sigma))
     if near == -math.inf:
         return near
@@ -78,7 +78,7 @@ def _log_delta(sigma: float, epsilon: float) -> float:
 
 @lru_cache(maxsize=4096)
 def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
-    """Returns the fewest bits N on a counter, from all users together, for (target, beta)-DP."""
+    """Returns the fewest noise bits on a counter, over all users, for (target, beta)-DP."""
     unit = p * (1.0 - p)
     guess = math.ceil(gaussian_variance(target, beta, cells) / unit)
     limit = math.floor(VARIANCE_CAP / unit)
@@ -93,7 +93,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
-    """Returns the smallest k with (target, beta)-DP from N bits of p = k / 2^32, or None."""
+    """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP, or None."""
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)
     return smallest(
@@ -127,9 +127,8 @@ def smallest(
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
     """Returns the next value to try between low and high.
 
-    A secant through the last two points, in logarithms, predicts it.
-
-    A prediction next to a known end is moved a step inside, so that the bracket closes.
+    A secant through the last two points, in logarithms, predicts the value. A prediction next to an
+    end of the bracket is moved a step inside, so that the bracket closes.
     """
     if not points or not math.isfinite(y):
         return min(2 * low, (low + high) // 2) if low else high // 2

@@ -5,14 +5,14 @@ counters carry independent noise. With the others' data fixed, the two outputs a
 distributions. So the loss is a sum of independent losses, `cells` of them up and `cells` down
 (`binomial`). Fewer moves are a post-processing of `cells` moves each way, so they are covered.
 
-Both directions. delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] and the same with D and
-D' exchanged. The exchange turns every up into a down and every down into an up; `cells` of each
-remain, so the two directions have the same loss distribution, and one delta covers both. (One up
-and one down have different losses. So composing 2 cells ups, the default of some libraries, is
-wrong.)
+Both directions. For a mechanism M, neighbours D and D', and any set E, delta must bound Pr[M(D) in
+E] - e^epsilon Pr[M(D') in E] and the same with D and D' exchanged. The exchange turns every move up
+into a move down, and the reverse. `cells` of each remain, so the two directions have the same loss
+distribution, and one delta covers both. (A move up and a move down have different losses. So
+composing 2 * cells moves up, the default of some libraries, is wrong.)
 
-The losses are put on a grid, tilted, and multiplied as powers of discrete Fourier transforms of
-length M (`convolution`). Every error is counted on the safe side:
+`convolution` puts the losses on a grid, tilts them, and multiplies powers of their discrete Fourier
+transforms of length M. Every error is counted on the safe side:
 
 * Aliases: transforms add indices modulo M. Mass below the window reappears at its top, which only
   raises the upper bound. Mass above the window is lost, so it is added to delta. Chernoff's bound
@@ -71,8 +71,8 @@ TRIM_SHARE = 1e-5
 """The share of delta that all cut tails together may cost."""
 
 VARIANCE_CAP = 1e8
-"""Noise of a larger variance is accounted as if it had this one. This is valid because more noise
-is post-processing, and it suffices for epsilon = 0.003 at 18 cells and beta = 1e-5."""
+"""Noise of a larger variance is accounted as if it had this variance. This is valid because more
+noise is post-processing, and it suffices for epsilon = 0.003 at 18 cells and beta = 1e-5."""
 
 SMALLEST_DELTA = 1e-15
 
@@ -80,10 +80,10 @@ AMPLIFICATION, RETRIES = 14.0, 4
 """A tilt is replaced, at most 4 times, if its errors exceed exp(14) times a perfect tilt's."""
 
 DOTS = 2**14
-"""Grid length M for connecting the dots, whose error is of order Delta^2."""
+"""Grid length M for `connect_the_dots`, whose error is of order Delta^2 for a grid step Delta."""
 
 DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
-"""Grid length per move, and its maximum, for rounding down, whose error is moves * Delta / 2."""
+"""Grid length per move, and its limit, for `round_down`, whose error is moves * Delta / 2."""
 
 
 FAR = 600.0
@@ -105,7 +105,7 @@ class Moves:
 
     @property
     def capped(self) -> bool:
-        """Whether VARIANCE_CAP applies."""
+        """Returns whether VARIANCE_CAP applies."""
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
@@ -153,9 +153,9 @@ class Curve:
         return 1.0 if epsilon < self.start else min(1.0, self._total(epsilon, 0.0))
 
     def epsilon(self, delta: float, overflow: float = 0.0) -> float:
-        """Returns the least epsilon >= start at which delta(epsilon) + charge(overflow) <= delta.
+        """Returns the least e >= start at which delta(e) + charge(e, overflow) <= delta.
 
-        Returns infinity if there is none. Lower bounds pass a negative overflow.
+        Returns infinity if there is none. For a lower bound, ``overflow`` is negative.
         """
         if not 0.0 <= delta <= 1.0:
             raise ValueError(f"delta must lie in [0, 1], got {delta}")
@@ -172,7 +172,7 @@ class Curve:
         return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
-        """Returns exp(epsilon) times the total's right derivative by t = exp(epsilon)."""
+        """Returns t times the right derivative of `_total` with respect to t = exp(epsilon)."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
         if epsilon > LARGEST_EPSILON:
@@ -180,9 +180,9 @@ class Curve:
         return overflow * math.exp(epsilon) - finite
 
     def _first_past(self, delta: float, overflow: float) -> int:
-        """Returns the index of the first loss where the total is low enough or no longer falls.
+        """Returns the index of the first loss where `_total` is low enough or no longer falls.
 
-        The total is convex in t, so along ascending losses the condition is false, then true, and
+        `_total` is convex in t, so along ascending losses the condition is false, then true, and
         bisection finds the change. The last loss always counts: no finite loss is beyond it.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
@@ -197,7 +197,7 @@ class Curve:
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Returns the epsilon at which the last line before loss[after] meets delta."""
+        """Returns the epsilon at which the curve's line that ends at loss[after] meets delta."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -222,7 +222,7 @@ class Curve:
 
 
 def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
-    """Returns the curve of all moves, valid everywhere and sharpest near `delta` in (0, 1)."""
+    """Returns the curve of all moves: valid everywhere, and tightest near `delta` in (0, 1)."""
     if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)
@@ -234,11 +234,12 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
 
 @lru_cache(maxsize=32)
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
-    """Returns a composition with errors small against the delta `near`, and its upper curve.
+    """Returns a composition with errors far below the delta `near`, and its upper curve.
 
-    Errors at epsilon grow with exp(K(lambda) - lambda epsilon). Chernoff's lambda is right if tails
-    are like a Gaussian's. Counters that are almost empty make the tail heavier; then the lambda
-    that suits the resulting epsilon replaces Chernoff's.
+    Errors at epsilon grow with exp(K(lambda) - lambda epsilon), for the tilt lambda
+    (`convolution`). The tilt from Chernoff's bound is right if tails are like a Gaussian's.
+    Counters that are almost empty make the tail heavier. Then a tilt that suits the resulting
+    epsilon replaces the first tilt.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -256,10 +257,11 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
 def epsilon(
     moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
 ) -> float:
-    """Returns a bound on epsilon at this delta; padding takes (1 + e^epsilon) overflow of delta.
+    """Returns a bound on epsilon at this delta.
 
-    A lower bound subtracts the same amount from delta(epsilon): dropped noise moves the true delta
-    by at most that much either way. The estimate ignores it. Returns infinity if no epsilon works.
+    Dropped noise costs (1 + e^epsilon) * overflow of delta. A lower bound subtracts the same amount
+    from delta(epsilon), because dropped noise changes the true delta by at most that much either
+    way. The estimate ignores dropped noise. Returns infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 
@@ -287,7 +289,7 @@ class Composition:
             # An alias may be in any cell. It only raises upper bounds; lower bounds subtract it.
             below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
             error += below + above
-        # Capped at e^700, because a mass is at most one and e^700 times its error is far above one.
+        # Capped at e^700: there, a mass's error alone is far above one, and a mass is at most one.
         scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
         relative = math.exp(sign * _relative_error(self.parts, convolved.tilt))
         mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
@@ -316,7 +318,7 @@ def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
 
 
 def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
-    """Returns Chernoff's bound on the tilted mass from the edge up (step > 0) or down."""
+    """Returns Chernoff's bound on the tilted mass above (step > 0) or below (step < 0) the edge."""
     if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
         return 0.0
     if step < 0.0 and sum(count * part.first for part, count in parts) > edge:

@@ -1,6 +1,6 @@
 """The central mechanism: the coordinator gets raw trajectories and adds noise to their counts.
 
-It is the central workflow of paper 000, Fig. 2. Users trust the coordinator and nobody else.
+This is the central workflow of paper 000, Fig. 2. Users trust the coordinator and nobody else.
 
 - A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
   with dummies if there are fewer.
@@ -8,18 +8,18 @@ It is the central workflow of paper 000, Fig. 2. Users trust the coordinator and
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
-noisy counts are (epsilon, beta)-DP for replacing one user. At most ``cells`` counters move up by
-one and ``cells`` down; each has the losses of its noise (`common.accounting.binomial`), and these
-are composed exactly. The proof needs:
+noisy counts are (epsilon, beta)-DP for replacing one user. Replacing one user moves at most
+``cells`` counters up by one and ``cells`` down. Each has the losses of its noise
+(`common.accounting.binomial`), and the accountant composes these exactly. The proof needs:
 
 1. *Independent noise* on every counter.
 2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
 3. *Nothing else is shown.* Even the number of dummies would reveal the sum of the counts.
 
 Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
-variables. Each counts the uniform 32-bit words that are below the integer q 2^32, up to the first
-that is not. So Pr[G >= k + 1] / Pr[G >= k] is exactly q, and no logarithm or exponential is
-rounded. Binomial(N, 1/2) noise is the number of ones among N random bits.
+variables. A geometric variable G counts the uniform 32-bit words below the integer q 2^32, up to
+the first word that is not below it. So Pr[G >= k + 1] / Pr[G >= k] is exactly q, and no logarithm
+or exponential is rounded. Binomial(N, 1/2) noise is the number of ones among N random bits.
 """
 
 import numpy as np
@@ -89,7 +89,7 @@ def run(
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
     """Returns geometric draws G (size,) with Pr[G >= k] = q**k.
 
-    Each counts the random words before the first that is not below ``numerator``.
+    Each draw counts the random words before the first that is not below ``numerator``.
     """
     draws = np.zeros(size, dtype=np.int64)
     going = np.arange(size)

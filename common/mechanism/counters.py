@@ -8,17 +8,17 @@ three ways:
 - ``lean``: transitions and rewards; visits are sums over x'.
 - ``joint``: one symbol (x, a, x', r) per step; all other counts are sums over symbols.
 
-A batch of scope ``all`` (``layer=None``) counts every step, and the rewards. A batch of one layer
+A batch of all layers (``layer=None``) counts every step, with rewards. A batch of one layer
 (``layer=h``) counts that step's transitions (in ``paper`` also visits) and no rewards.
 
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
 dummy is the index after the last counter.
 
-With a declared support, only transitions, visits and rewards that it allows have counters, in the
-same order. The environment's owner declares it. It is public and must never come from people's
-episodes. An episode outside the support has no encoding: its report is that of a failed episode,
-noise only. So an episode moves at most as many cells as without a support, and the guarantee holds
-for a false declaration, too.
+The environment's owner may declare a support: the possible transitions. Then only transitions,
+visits and rewards that the support allows have counters, in the same order. The support is public
+and must never come from people's episodes. An episode outside the support has no encoding: its
+report has noise only, as after a failed episode. So an episode moves at most as many cells as
+without a support, and the guarantee holds for a false declaration, too.
 """
 
 import math
@@ -35,7 +35,7 @@ Families = Literal["paper", "lean", "joint"]
 Ints = npt.NDArray[np.int64]
 OUTSIDE = "a transition is outside the declared support"
 MAX_COUNTERS = 1 << 24
-"""Most counters of a batch."""
+"""The most counters that a batch may have."""
 Successors = tuple[tuple[tuple[int, ...], ...], ...]
 """For every state and action (X, A), the states that may follow, in ascending order."""
 
@@ -150,12 +150,12 @@ class CounterLayout:
 
     @property
     def layers(self) -> int:
-        """Number of steps in scope."""
+        """The number of steps in scope: all, or the one of ``layer``."""
         return self.sizes.H if self.layer is None else 1
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Shape of each family's counts, as if all were possible, in the order of the counters."""
+        """The shape of each family's counts without a support, in the order of the counters."""
         X, A, hs = self.sizes.X, self.sizes.A, self.layers
         if self.families == "joint" and self.layer is None:
             return {"joint": (hs, X, A, X, 2)}
@@ -168,12 +168,12 @@ class CounterLayout:
 
     @cached_property
     def counters(self) -> int:
-        """C, the number of counters."""
+        """The number of counters, C."""
         return sum(self._counters_of(family) for family in self.shapes)
 
     @property
     def possible(self) -> npt.NDArray[np.bool_]:
-        """Whether a transition has a counter, (layers, X, A, X)."""
+        """Returns whether each transition has a counter, as an array (layers, X, A, X)."""
         shape = (self.layers, self.sizes.X, self.sizes.A, self.sizes.X)
         if self._places is None:
             return np.broadcast_to(np.True_, shape)
@@ -183,20 +183,20 @@ class CounterLayout:
 
     @property
     def dummy(self) -> int:
-        """Index of the dummy message."""
+        """The index that a dummy message carries."""
         return self.counters
 
     @property
     def width(self) -> int:
-        """Bytes that hold any index, the dummy's included."""
+        """The number of bytes that hold any index, also the dummy's."""
         return max(1, (self.dummy.bit_length() + 7) // 8)
 
     @property
     def cells(self) -> int:
-        """Largest number of cells that move up by one, and also down, when one user is replaced.
+        """The most counters that replacing one user moves up by one; as many may move down.
 
         Every family has one symbol per step, so two episodes differ in at most one cell up and one
-        down for each family and step in scope. Privacy rests on this number (`account`).
+        down for each family and step in scope. The accountant relies on this number (`account`).
         """
         return len(self.shapes) * self.layers
 
@@ -250,7 +250,7 @@ class CounterLayout:
         return blocks
 
     def join(self, blocks: Mapping[str, Ints]) -> Ints:
-        """Returns the counters (C,) of one array for each family, shaped as in ``shapes``.
+        """Returns counters (C,) from one array for each family, shaped as in ``shapes``.
 
         Raises ValueError if an entry without a counter is not 0.
         """
@@ -301,7 +301,7 @@ class CounterLayout:
 
     @cached_property
     def _places(self) -> Mapping[str, Ints] | None:
-        """Each family's counters, as sorted indices into its array; None if it has all entries."""
+        """Each family's counters, as sorted indices into its array; None without a support."""
         if self.support is None:
             return None
         cells = self._in_scope

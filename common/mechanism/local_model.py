@@ -1,6 +1,7 @@
 """The local mechanism: randomised response on a report's bits, with each role's part.
 
-It is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer: nobody is trusted.
+This is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer. Users trust
+nobody.
 
 - A user writes the episode as C bits, one per counter, flips each independently with probability f,
   and sends all of them in one message.
@@ -8,9 +9,9 @@ It is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer:
 - The analyzer adds the n reports bit by bit and removes the flips' mean: if a counter has S 1-bits
   in n reports, (S - n f) / (1 - 2 f) is unbiased, with variance n f (1 - f) / (1 - 2 f)**2.
 
-Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, against everyone,
-including the shuffler and the analyzer together, whatever anybody else does. Between two episodes,
-at most ``cells`` bits rise and at most ``cells`` fall. Each of these has the losses
+Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever anybody else
+does. This holds against everyone, also against the shuffler and the analyzer together. Between two
+episodes, at most ``cells`` bits rise and at most ``cells`` fall. Each of these has the losses
 log((1 - f) / f) and its negative (`common.accounting.binomial.step_losses`); bits that agree have
 none. The proof needs:
 
@@ -38,8 +39,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips. That
-    differs from any episode's bits in no more places than two episodes may differ from each other.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips. They differ
+    from any episode's bits in at most as many places as the bits of two episodes may.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:

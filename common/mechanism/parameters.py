@@ -3,20 +3,20 @@
 Nothing is drawn here: `shuffle_model`, `local_model` and `central_model` draw the noise.
 
 **Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle
-Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and
-p = tau / (2 n)). A bit that is 1 becomes one message, the index of its counter; a bit that is 0 is
-not sent. Only the multiset of messages reaches the analyzer, so a counter that receives N bits
-carries Binomial(N, p) noise. p is an integer over a power of two, so every node draws exactly the
-same distribution from its random bits, and no accountant has to trust a rounding of p.
+Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and p =
+tau / (2 n)). A bit that is 1 becomes one message, the index of its counter; a bit that is 0 is not
+sent. Only the multiset of messages reaches the analyzer, so a counter that receives N bits carries
+Binomial(N, p) noise. p is an integer over a power of two. So every node draws exactly the same
+distribution from its random bits, and no accountant has to trust a rounding of p.
 
 **Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local_model`).
 
 **Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
 (`common.mechanism.central_model`).
 
-**Padding** fixes the number of messages of a report; otherwise this number would tell everyone who
-sees the upload about the user's data. Data and noise have separate slots. Only noise is ever
-dropped, and that event does not depend on the data.
+**Padding** fixes the number of messages of a report. Otherwise this number would tell everyone who
+sees the upload something about the user's data. Data and noise have separate slots. Only noise is
+ever dropped, and this does not depend on the data.
 """
 
 from __future__ import annotations
@@ -27,16 +27,19 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 Trust = Literal["shuffle", "local", "central"]
-"""They trust: the shuffler and a share of the users (shuffle), nobody (local), the coordinator."""
+"""The parties that users trust: the shuffler and a share of the users; none; the coordinator."""
 
 Aggregation = Literal["messages", "sums"]
-"""How counts reach the analyzer: as permuted messages, or as one masked sum (`sums`)."""
+"""How counts reach the analyzer: as permuted messages, or as one masked sum (module `sums`)."""
+
+DEFAULT_AGGREGATIONS: tuple[Aggregation, ...] = ("messages",)
+"""Aggregations that an owner or a shuffler accepts by default; `sums` has to be allowed by name."""
 
 MAX_P_LOG2 = 32
 MAX_BITS = 2**53
 MAX_REPORTS = 2**53
 MAX_DRAWS = 1 << 28
-"""Largest number of noise bits in one report, over all counters: to draw them takes seconds."""
+"""The most noise bits of one report, over all counters; drawing this many takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Noise:
 
     @property
     def p(self) -> float:
-        """Probability of a 1, exact in a double because p_log2 <= 32."""
+        """The probability of a 1, exact in a double because p_log2 <= 32."""
         return math.ldexp(self.p_numerator, -self.p_log2)
 
     def mean(self, n: int) -> float:
@@ -89,12 +92,12 @@ class Flips:
 
     @property
     def f(self) -> float:
-        """Probability of a flip, exact in a double."""
+        """The probability of a flip, exact in a double."""
         return math.ldexp(self.numerator, -MAX_P_LOG2)
 
     @property
     def term(self) -> float:
-        """Bernstein's b (`BatchNoise`): the largest size of one user's debiased, centred bit."""
+        """The b of Bernstein's bound (`BatchNoise`): the largest size of a debiased centred bit."""
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
@@ -121,14 +124,14 @@ class Laplace:
 
     @property
     def q(self) -> float:
-        """Ratio of two neighbouring probabilities, exact in a double."""
+        """The ratio of two neighbouring probabilities, exact in a double."""
         return math.ldexp(self.numerator, -MAX_P_LOG2)
 
     @property
     def term(self) -> float:
-        """Bernstein's b.
+        """The b of Bernstein's bound (`BatchNoise`): 3 c with c = 1 / (1 - q).
 
-        It is 3 c with c = 1 / (1 - q), because log E exp(x Z) <= V x**2 / (2 - 2 c x).
+        It follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance.
         """
         return 3.0 / (1.0 - self.q)
 
@@ -164,12 +167,14 @@ class FairBits:
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
 """Noise of a batch. If V is its variance and b its ``term``, a counter's centred noise exceeds s in
-size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein). So do sums."""
+size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein). The same bound holds for
+sums of independent counters, with their variances added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Slots of a report: `data_slots` for all its data, and `noise_slots`. Neither is negative."""
+    """A report's slots: `data_slots` for its data and `noise_slots` for its noise; none is
+    negative."""
 
     data_slots: int
     noise_slots: int
@@ -181,13 +186,13 @@ class Padding:
 
     @property
     def messages(self) -> int:
-        """L, the messages of every report: data_slots + noise_slots."""
+        """The number L of messages of every report: data_slots + noise_slots."""
         return self.data_slots + self.noise_slots
 
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """(epsilon, beta)-DP for each user if at most this fraction of the reports is dishonest."""
+    """(epsilon, beta)-DP for each user if at most `dishonest_fraction` of reports are dishonest."""
 
     epsilon: float
     beta: float
@@ -211,7 +216,7 @@ def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Returns how many of n reports have noise that counts: n - floor(dishonest_fraction n).
 
     The fraction is read as the shortest decimal that gives the same double, and the product is
-    exact: 0.3 of 10 is 3, although the double 0.3 is below 3/10. So all roles agree.
+    exact, so all roles agree: 0.3 of 10 is 3, although the double 0.3 is below 3/10.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

@@ -1,8 +1,8 @@
 """Policies and mixtures of policies, whose weights every role rounds in the same way.
 
 A deterministic policy is an array (H, X) of actions. A mixture draws one policy for each episode.
-Its weights are integers over 2**32, so a draw compares a 32-bit word with sums of weights, and two
-machines never round differently.
+Its weights are integers, and 2**32 stands for probability 1. A draw compares a 32-bit word with
+sums of weights, so two machines never round differently.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TOTAL_WEIGHT = 1 << 32
 Policies = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
     """Policies (M, H, X) with integer weights (M,) that sum to 2**32.
 

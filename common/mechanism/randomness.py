@@ -1,20 +1,21 @@
-"""Two sources of randomness, with two types that no function can confuse.
+"""Two sources of randomness. They have different types, so no function can confuse them.
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and for the test entry point. A stream's key is the (run, batch, slot, purpose) of a
-draw, never its order of arrival. A deployed node refuses a seeded stream.
+for experiments and for the test entry point. The key of a stream is the (run, batch, slot, purpose)
+of a draw, never the order of arrival. A deployed node refuses a seeded stream.
 
 `draw_counts` draws Binomial(bits, p) noise for many counters from few random bytes, exactly. A
-counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is
-by inversion. Let F(j) = Pr[at most j ones] and U be uniform in [0, 1), an endless string of random
-bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
-decide this number unless some F(j) lies between the two ends that they leave open. Further bits
-are drawn only in that case, one in hundreds. All comparisons are between integers, because
-2^(l bits) F(j) is an integer. So nothing is rounded, and no accountant has to trust a rounding.
+counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by
+inversion. Let F(j) = Pr[at most j ones], and let U be uniform in [0, 1), an endless string of
+random bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of
+U give an interval that contains U. They decide the number unless some F(j) lies in this interval.
+In that case, one of hundreds of draws, `draw_counts` reads further bits. All comparisons are
+between integers, because F(j) times 2^(l * bits) is an integer. So nothing is rounded, and no
+accountant has to trust a rounding.
 
-Bits are taken `BLOCK` at a time, because the integers grow with them: a counter's noise is the sum
-of its blocks' noise.
+These integers grow with ``bits``, so a counter's noise is drawn as the sum of blocks of at most
+`BLOCK` bits.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ BLOCK = 256
 DRAWS_AT_ONCE = 1 << 20
 FIRST_BITS, MORE_BITS = 16, 64
 OPEN = 0xFFFF
-"""Marks first bits that do not decide the number of ones."""
+"""Marks values of U's first bits that do not decide the number of ones."""
 
 
 class ByteSource(Protocol):
@@ -65,7 +66,7 @@ class SeededRandomness:
 
     @classmethod
     def keyed(cls, seed: int, *key: str | int) -> "SeededRandomness":
-        """Returns the stream of ``key`` under ``seed``; the key enters through its SHA-256."""
+        """Returns the stream of ``key`` under ``seed``; SHA-256 of the key selects the stream."""
         return cls(generator_for(seed, *key))
 
     def read(self, size: int) -> bytes:
@@ -105,15 +106,15 @@ def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """``cumulative[j]`` is F(j) 2^scale for j < bits; ``ones`` (2^16,) is the number of ones for
-    each value of the first bits of U, or `OPEN`."""
+    """``cumulative[j]`` is F(j) 2^scale for j < bits. ``ones`` (2^16,) is the number of ones, or
+    `OPEN`, for each value of U's first bits."""
 
     cumulative: tuple[int, ...]
     scale: int
     ones: npt.NDArray[np.uint16]
 
     def settle(self, first: int, randomness: ByteSource) -> int:
-        """Draws more bits of U until the number of ones is certain, and returns it."""
+        """Draws more bits of U until the number of ones is certain, and returns that number."""
         low, high, known, drawn = 0, 1, first, FIRST_BITS
         while low != high:
             word = int.from_bytes(randomness.read(MORE_BITS // 8), "little")
@@ -124,7 +125,7 @@ class _Law:
 
 
 def draw_counts(counters: int, noise: Noise, randomness: ByteSource) -> Ints:
-    """Returns each counter's noise (counters,): the ones among its ``bits`` Bernoulli(p) bits."""
+    """Returns each counter's noise (counters,): the number of ones among its Bernoulli(p) bits."""
     blocks, rest = divmod(noise.bits, BLOCK)
     block, at_once = replace(noise, bits=BLOCK), max(1, DRAWS_AT_ONCE // counters)
     counts = np.zeros(counters, dtype=np.int64)
@@ -152,7 +153,7 @@ def _law(noise: Noise) -> _Law:
     for j in range(B):
         total += comb(B, j) * k**j * zero ** (B - j)
         cumulative.append(total)
-    # F(j) 2^16, rounded down and up: U's first bits u leave j open if it lies between u and u + 1.
+    # F(j) 2^16, rounded down and up. U's first bits u decide unless F(j) 2^16 is in (u, u + 1).
     down = [(F << FIRST_BITS) >> scale for F in cumulative]
     up = [-((-F << FIRST_BITS) >> scale) for F in cumulative]
     u = np.arange(1 << FIRST_BITS)

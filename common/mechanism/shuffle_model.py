@@ -7,9 +7,9 @@ Roles (paper 000, section V, with corrections):
 - The shuffler permutes the messages of all n users.
 - The analyzer counts the messages of each counter and subtracts the noise's mean n * bits * p.
 
-Privacy. Against everyone who sees the permuted multiset of messages, the mechanism is
-(epsilon, beta)-DP for replacing one user, with the numbers that `common.accounting.account` gives.
-The proof needs:
+Privacy. Against everyone who sees the permuted multiset of messages, the mechanism is (epsilon,
+beta)-DP for replacing one user, with the numbers that `common.accounting.account` gives. The proof
+needs four facts:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
    of the C noisy counts. A message with a user's sum would show whether it holds both data and
@@ -33,7 +33,7 @@ KEYS_AT_ONCE = 1 << 16
 def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
     """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits per counter.
 
-    They are in ascending order.
+    The indices are in ascending order.
     """
     return np.repeat(np.arange(counters), draw_counts(counters, noise, randomness))
 
@@ -42,8 +42,8 @@ def pad(data: Ints, noise_ones: Ints, padding: Padding, dummy: int, randomness: 
     """Returns exactly L messages: data, noise and dummies. Raises ValueError if data has no room.
 
     Data is never dropped, because it has slots of its own. If noise exceeds its slots, a uniformly
-    random subset of the noise stays. The accountant charges that whole event to beta, so any choice
-    of the subset is private. A uniform one gives all counters the same bias.
+    random subset of the noise stays. The accountant charges this event to beta, so any choice of
+    the subset is private. A uniform choice gives all counters the same bias.
     """
     if data.size > padding.data_slots:
         raise ValueError(f"{data.size} data messages exceed {padding.data_slots} data slots")
@@ -76,9 +76,9 @@ def encode(
 def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
-    Among 2**24 keys any two are equal with probability below 2**-81, which bounds the ties' bias.
-    The sort is over 64-bit words: a key's first bits, then its index. The few keys that agree in
-    these first bits are then sorted by all 128 bits.
+    Among 2**24 keys, any two are equal with probability below 2**-81; this bounds the bias from
+    ties. The sort is over 64-bit words: a key's first bits, then its index. The few keys with equal
+    first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)
     index = np.uint64((1 << (size - 1).bit_length()) - 1)

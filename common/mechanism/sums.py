@@ -1,32 +1,34 @@
 """The sums mechanism: noisy counts as additive shares for two parties, with each role's part.
 
-It counts as the shuffle mechanism does (`shuffle_model`): same data, same noise, same guarantee for
-what the analyzer sees. A report is a masked vector, and costs one key agreement instead of one for
-each message. Words have w bits, and all additions are modulo 2^w.
+Data, noise and the guarantee for what the analyzer sees are those of the shuffle mechanism
+(`shuffle_model`). But a report is one masked vector, which costs one key agreement instead of one
+for each message. Words have w bits, and all additions are modulo 2^w.
 
 - A user writes data and noise bits as a vector of C words. A fresh X25519 key pair (e, E) gives
   the user a secret in common with the analyzer. HKDF turns it into a key, and AES-CTR turns the key
   into a mask of C words. The report is E and the vector plus its mask.
 - The shuffler adds the masked vectors of all n users and permutes their n keys E.
-- The analyzer computes the mask of each E and subtracts it. The rest is the sum of the vectors.
+- The analyzer computes the mask of each E and subtracts it from the sum. The sum of the users'
+  vectors remains.
 
 Privacy. The analyzer sees n random keys and one sum, which is a function of the C noisy counts. So
 the accountant's (epsilon, beta) for those counts holds. The shuffler sees masked vectors, which are
-pseudorandom to it. Shuffler and analyzer together see every vector. The proof needs:
+pseudorandom to it. Shuffler and analyzer together can read every vector. The proof needs four
+facts:
 
 1. *One sum a batch*, over all n reports. The difference of two sums over sets that differ in one
-   user is that user's vector. So no report may fail to open: every 32 bytes are a key with a
-   defined mask. A point of low order has no shared secret; zeros take its place.
+   user is that user's vector. So no report may fail to open: any 32 bytes are a key with a defined
+   mask. A point of low order gives no shared secret; zeros stand for it.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
-3. *No copies.* The shuffler refuses a second report with the same E: a copied report would count a
-   user twice.
+3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
+   count a user twice.
 4. *Independent binomial noise*, as in `shuffle_model`. No padding drops any of it.
 
-Words. n users' data and noise must stay below 2^w: data is at most n, and noise is taken up to its
-mean and `DEVIATIONS` standard deviations. The accountant charges the tail to beta.
+Words. The sum of n users' data and noise must stay below 2^w. Data is at most n. For noise, the
+words have room up to `DEVIATIONS` standard deviations above its mean; the accountant charges larger
+noise to beta.
 """
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,7 +41,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from riffle.common.mechanism.counters import CounterLayout, Episode
 from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import Randomness, draw_counts
-from riffle.common.mechanism.shuffle_model import debias, permutation
 
 Vector = npt.NDArray[np.integer[Any]]
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -80,7 +81,8 @@ def encode(
 ) -> Words:
     """The user's part, first step: returns the vector (C,) of data and noise bits.
 
-    Draws exactly what `shuffle_model.encode` draws. ``episode`` is None if the environment failed.
+    Draws exactly the noise that `shuffle_model.encode` draws. ``episode`` is None if the
+    environment failed.
     """
     vector = draw_counts(layout.counters, noise, randomness)
     if episode is not None:
@@ -89,7 +91,7 @@ def encode(
 
 
 def mask(vector: Vector, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
-    """The user's part, second step: returns the report, E and the masked vector.
+    """The user's part, second step: returns the report, E || masked vector.
 
     ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch. Raises ValueError
     if the analyzer's key is a point of low order: then the mask would hide nothing.
@@ -131,7 +133,7 @@ def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, me
 def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits: int) -> Words:
     """The analyzer's part: returns the sum of the masks (C,) of concatenated keys E.
 
-    No key fails. Raises ValueError if the last key is not whole.
+    Every key has a mask. Raises ValueError if the last key is not whole.
     """
     if len(keys) % KEY_BYTES:
         raise ValueError(f"{len(keys)} bytes are not a whole number of {KEY_BYTES}-byte keys")
@@ -144,31 +146,6 @@ def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits
             secret = bytes(KEY_BYTES)
         total += _mask(secret, info + key, total)
     return total
-
-
-def run(
-    layout: CounterLayout,
-    noise: Noise,
-    episodes: list[Episode | None],
-    randomness: Randomness,
-    private_key: bytes,
-    info: bytes,
-    fresh_key: Callable[[], bytes],
-) -> npt.NDArray[np.float64]:
-    """Runs all roles, without network, store or outer seal; returns unbiased counts (C,).
-
-    ``private_key`` is the analyzer's; ``fresh_key`` returns 32 new random bytes for each report.
-    """
-    n, C = len(episodes), layout.counters
-    bits = word_bits(n, noise)
-    public = X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
-    vectors = (encode(layout, noise, bits, episode, randomness) for episode in episodes)
-    reports: Iterable[bytes] = (mask(vector, fresh_key(), public, info) for vector in vectors)
-    total = empty_sum(C, bits)
-    keys = b"".join(add(total, report) for report in reports)
-    released = release(total, keys, permutation(n, randomness))
-    masked, permuted = split_release(released, C, bits)
-    return debias((masked - add_masks(private_key, info, permuted, C, bits)).astype(int), n, noise)
 
 
 def _mask(secret: bytes, info: bytes, like: Vector) -> Vector:

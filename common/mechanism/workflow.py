@@ -1,14 +1,14 @@
-"""The differences between the three workflows of paper 000, Fig. 2: messages and their counting.
+"""The differences between the three workflows of paper 000, Fig. 2: what a report holds.
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index
   each; all users add noise (`common.mechanism.shuffle_model`).
-- ``local`` trusts nobody. A report is one message of C flipped bits
-  (`common.mechanism.local_model`).
+- ``local`` trusts nobody. A report is one message with a bit for each counter, flipped at
+  random (`common.mechanism.local_model`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
 
-Descriptor, leases, seals, permutation, counts and ledger are the same in all three. Under trust
-``shuffle`` a report may also be one masked vector (`common.mechanism.sums`).
+Descriptor, leases, seals, permutation and ledger are the same in all three. With the trust
+model ``shuffle``, a report may also be one masked vector (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,7 @@ from riffle.common.mechanism.parameters import BatchNoise, Flips, Noise, Padding
 from riffle.common.mechanism.randomness import Randomness
 
 Report = npt.NDArray[np.integer[Any]]
-"""A report before it is sealed: the symbols (L * count,) of its messages or, of `sums`, a vector
-(C,)."""
+"""A report before it is sealed: its messages' symbols (L * count,); in `sums`, a vector (C,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Symbols:
 
     @property
     def size(self) -> int:
-        """Size of the plaintext in bytes."""
+        """The size of the plaintext in bytes."""
         return self.count * self.width
 
     def read(self, plaintexts: bytes) -> Ints:
@@ -63,7 +62,7 @@ def encode(
     randomness: Randomness,
     word_bits: int | None = None,
 ) -> Report:
-    """The user's part: returns one report. ``word_bits``: a word's size if the batch is summed."""
+    """The user's part: returns one report. ``word_bits`` is the word size of a summed batch."""
     match noise:
         case Noise() if word_bits:
             return sums.encode(layout, noise, word_bits, episode, randomness)

@@ -1,7 +1,7 @@
-"""Settings of a role: environment variables with the role's prefix, checked before it starts.
+"""Settings of a role: environment variables with the role's prefix, checked before the role starts.
 
 The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
-The environment takes precedence over the file. A relative path in the file starts at its folder.
+The environment takes precedence over the file. Relative paths in the file start at its folder.
 """
 
 import difflib
@@ -15,21 +15,22 @@ from dotenv.parser import Binding, parse_stream
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsError
 
+from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Trust
 from riffle.common.process.endpoint import is_loopback_service
-from riffle.common.protocol.descriptor import first_fault
+from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, first_fault
 from riffle.common.protocol.errors import LocalError
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 MIN_SIMILARITY = 0.85
-"""Least similarity at which a name counts as a misspelt setting."""
+"""The least similarity to a setting's name (0 to 1) at which a name counts as misspelt."""
 
 
 class RoleSettings(BaseSettings):
-    """Base of the roles' settings. Build one with `load`, which explains what is wrong."""
+    """Base of the roles' settings. Call `load` to read them; its errors say what is wrong."""
 
-    loopback_defaults: ClassVar[dict[str, float]] = {}
-    """Defaults that apply if all peers are on this machine, where one owner has all nodes."""
+    loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
+    """Defaults that apply if all peers are on this machine; one owner then has all nodes."""
 
     settings_file: Path | None = Field(
         default=None,
@@ -43,7 +44,7 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def has_loopback_peers(cls, values: Mapping[str, Any]) -> bool:
-        """Returns whether the given settings let only this machine take part."""
+        """Returns whether all peers in these settings are on this machine."""
         return is_loopback_service(str(values.get("shuffler_url")))
 
     @classmethod
@@ -59,7 +60,7 @@ class RoleSettings(BaseSettings):
     def hex_value(self, name: str) -> bytes:
         """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text.
 
-        Raises LocalError ``invalid-spec`` if neither is set; otherwise raises as `hex_file` does.
+        Raises LocalError ``invalid-spec`` if neither is set, and the errors of `hex_file`.
         """
         text, file = getattr(self, name, None), getattr(self, f"{name}_file")
         variable = self.prefix() + name.upper()
@@ -71,11 +72,10 @@ class RoleSettings(BaseSettings):
 
     @classmethod
     def load(cls, settings_file: Path | None = None, **given: Any) -> Self:  # noqa: ANN401
-        """Returns the settings from the environment, and from a file: the given, or that it names.
+        """Returns the settings of the environment and of the settings file.
 
-        ``given`` replaces single settings.
-
-        Raises LocalError ``invalid-spec``, whose text names the wrong variable or line of the file.
+        The file is ``settings_file`` or the variable SETTINGS_FILE. ``given`` replaces single
+        settings. Raises LocalError ``invalid-spec``, which names the wrong variable or line.
         """
         prefix = cls.prefix()
         # Names of settings are not case-sensitive.
@@ -90,18 +90,60 @@ class RoleSettings(BaseSettings):
         except ValidationError as error:
             fault = first_fault(error).removeprefix("document: ")
             raise LocalError("invalid-spec", f"{prefix}*: {fault}") from error
+        elsewhere = environment.keys() | {prefix + name.upper() for name in given}
         moved = {
             name: Path(file or "").parent / value
             for name, value in settings
-            if isinstance(value, Path)
-            and name not in given
-            and prefix + name.upper() not in environment
+            if isinstance(value, Path) and prefix + name.upper() not in elsewhere
         }
         return settings.model_copy(update=moved) if file else settings
 
 
+class DemandSettings(RoleSettings):
+    """The demands on every batch that a node's owner and a shuffler's operator both set."""
+
+    coordinator_key: str | None = Field(
+        default=None, description="coordinator's Ed25519 public key, hex"
+    )
+    coordinator_key_file: Path | None = Field(default=None, description="file with that key")
+    analyzer_keys_file: Path | None = Field(
+        default=None, description="pinned analyzer keys, hex, one a line; read at every batch"
+    )
+    trust_models: tuple[Trust, ...] = Field(
+        default=("shuffle",),
+        min_length=1,
+        description="trust models that are allowed, a JSON list of shuffle, local, central",
+    )
+    aggregations: tuple[Aggregation, ...] = Field(
+        default=DEFAULT_AGGREGATIONS,
+        min_length=1,
+        description="aggregations that are allowed, a JSON list of messages, sums; with sums, one "
+        "dishonest report can set every count, so every node must run its owner's own software",
+    )
+    max_owner_share: Share = Field(
+        default=0.05,
+        description="largest share of a batch that one owner's nodes may hold; default on "
+        "loopback: 1, which is no limit",
+    )
+    max_batch_seconds: int = Field(
+        default=31 * 86_400,
+        ge=1,
+        le=10 * 366 * 86_400,
+        description="longest time for which a batch may be open; the shuffler erases its reports "
+        "RETENTION_SECONDS later or before, and until then whoever seizes the shuffler can link "
+        "messages to their senders",
+    )
+    max_episode_seconds: int = Field(
+        default=7 * 86_400,
+        ge=0,
+        le=MAX_EPISODE_SECONDS,
+        description="longest time that a batch may give a person's episode; a slot that is taken "
+        "and not used is free again only after it",
+    )
+
+
 def check_shares(max_owner_share: float, dishonest_fraction: float) -> None:
-    """Raises ValueError if a single owner whose nodes add no noise could break the guarantee."""
+    """Raises ValueError if one owner's nodes could break the guarantee by adding no noise."""
     if max_owner_share > dishonest_fraction:
         raise ValueError(
             f"off loopback, max_owner_share {max_owner_share:g} must not be above "
@@ -134,7 +176,7 @@ def hex32(variable: str, text: bytes) -> bytes:
 
 
 def hex_file(variable: str, file: Path) -> bytes:
-    """Returns `hex32` of the file that a variable names; raises as `file_bytes` and `hex32` do."""
+    """Returns the 32 bytes of the file that a variable names; raises the errors of `hex32`."""
     return hex32(variable, file_bytes(variable, file))
 
 
@@ -145,7 +187,7 @@ def similar_variable(name: str, known: Iterable[str]) -> str | None:
 
 
 def _check_file(file: Path, variables: list[str]) -> None:
-    """Raises LocalError at the first line that sets no variable of the role."""
+    """Raises LocalError at the first line that is not a setting of the role."""
     try:
         lines = list(parse_stream(io.StringIO(file.read_text("utf-8"))))
     except (OSError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ it loads no web framework.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
 replica does not answer is sent to the next. Every request in Riffle may be repeated, so it does not
-matter whether the first attempt arrived. An address that failed is avoided for a while, which
+matter whether the first attempt arrived. An address that failed is avoided for a while; this time
 doubles with each further failure. If all addresses failed, they are tried anyway. An answer with a
 5xx status is returned as it is, and the next request goes to another replica.
 """
@@ -32,7 +32,7 @@ D = TypeVar("D", bound=BaseModel)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""A missing host costs each try seconds (to resolve its name, to connect); a refusal costs none."""
+"""Pauses grow up to this length, because an attempt to reach a missing host takes seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -71,7 +71,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
         try:
             parts = urlsplit(url)
             complete = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-        except ValueError:  # an unclosed bracket; a port that is not a number or exceeds 65535
+        except ValueError:  # an unclosed bracket, or a port that is not a number or exceeds 65535
             complete = False
         if not complete:
             kinds = "http://host:port or https://host:port, with a port up to 65535"
@@ -97,9 +97,9 @@ def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
 async def receive(
     peer: str, client: httpx.AsyncClient, request: httpx.Request, most: int
 ) -> tuple[httpx.Response, bytes]:
-    """Returns a peer's answer and its body; reading stops just past ``most`` bytes.
+    """Returns a peer's answer and its body. Stops reading once the body exceeds ``most`` bytes.
 
-    Raises LocalError ``unavailable`` if there is no answer, or if it is compressed: a small
+    Raises LocalError ``unavailable`` if there is no answer, or if the answer is compressed: a small
     compressed answer may unpack to any size.
     """
     request.headers["Accept-Encoding"], body = "identity", bytearray()
@@ -129,12 +129,12 @@ _REASONS = {
     "[SSL": "it does not speak TLS; is its address http://, or does another service have the port?",
     "Name or service not known": "its host name is unknown",
 }
-"""Reasons by a part of the error's text; the first that fits counts."""
+"""Reasons by a part of the error's text. The first key that the text contains counts."""
 NOBODY_LISTENS = "nothing accepts connections there; is it started, and is the port right?"
 
 
 def failure_reason(error: httpx.HTTPError) -> str:
-    """Returns why there is no answer, in fixed words: a log may have them (`journal`)."""
+    """Returns why there is no answer, in fixed words that may be logged (`journal`)."""
     for part, reason in _REASONS.items():
         if part in str(error):
             return reason
@@ -152,7 +152,7 @@ def read_answer(
     kind: type[D],
     fits: Callable[[D], bool] = lambda _: True,
 ) -> D:
-    """Returns a peer's document if it is of this kind and ``fits`` accepts it.
+    """Returns a peer's document of type ``kind`` if ``fits`` accepts the document.
 
     Raises the error of `read_refusal`, or LocalError ``unavailable`` for any other answer.
     """
@@ -184,9 +184,9 @@ TransportT = TypeVar("TransportT")
 
 
 class _Replicas(Generic[TransportT]):
-    """The replicas of one service. Uses them in turn if ``spread``, else the first usable one.
+    """The replicas of one service. ``transport`` sends each attempt.
 
-    ``transport`` sends each attempt.
+    With ``spread``, requests start at each replica in turn; otherwise at the first usable one.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class _Replicas(Generic[TransportT]):
         self._clock = clock
 
     def _order(self) -> list[int]:
-        """Returns all addresses; the avoided ones come last."""
+        """Returns the numbers of all addresses; those to avoid come last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())
@@ -238,7 +238,7 @@ class AsyncFailover(_Replicas[httpx.AsyncBaseTransport], httpx.AsyncBaseTranspor
     """An httpx transport over the replicas of one service."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.AsyncBaseTransport`."""
+        """Sends a request to each replica in order until one answers."""
         failure: httpx.TransportError | None = None
         for number, each in self._requests(request):
             try:
@@ -259,7 +259,7 @@ class Failover(_Replicas[httpx.BaseTransport], httpx.BaseTransport):
     """`AsyncFailover` for blocking clients."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """See `httpx.BaseTransport`."""
+        """Sends a request to each replica in order until one answers."""
         failure: httpx.TransportError | None = None
         for number, each in self._requests(request):
             try:

@@ -2,16 +2,16 @@
 
 A transaction that must not be forgotten raises the number in the database. After its commit, and
 before anybody relies on it, the number is written into a folder outside the database. So if a
-database's number is below the folder's, the database was emptied or replaced by an older copy, and
-has lost something that somebody relies on.
+database's number is below the folder's, somebody emptied the database or replaced it by an older
+copy. It has then lost something that somebody relies on.
 
 This order makes crashes harmless: the folder never has a number that is not yet durable in the
-database. A process killed between commit and write leaves a database that is ahead of the folder.
-The next start accepts it and updates the folder.
+database. If a process is killed between commit and write, the database is ahead of the folder. The
+next start accepts this database and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. So several
 processes may share the folder without a lock. If a process has a folder of its own, that folder
-misses at most what others changed since this process's last start or change.
+lacks only changes that other processes made since this process's last start or change.
 """
 
 import os

@@ -4,7 +4,7 @@ A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fie
 ``JOURNAL`` lists the only fields that the role may log: the shuffler's in `shuffler.metrics`, the
 coordinator's in `coordinator.metrics`, a node's in `node_client.settings`.
 
-Texts of exceptions, values of variables and requested paths can name people. No log has them:
+Texts of exceptions, values of variables and requested paths can name people. No log contains them:
 
 - An unexpected error is logged as its type and its places in the code.
 - A request is logged as the template of its route.
@@ -22,7 +22,7 @@ from riffle.common.protocol.errors import RiffleError, one_line
 
 Value = str | float
 FRAMES = 3
-"""Number of innermost places in the code that are logged for an error."""
+"""The number of innermost places in the code that are logged for an error."""
 
 _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 
@@ -52,7 +52,7 @@ class Journal:
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
     ) -> None:
-        """Logs one of Riffle's own errors, with the error's sentence if the role may log it."""
+        """Logs the slug and the sentence of one of Riffle's own errors; raises as `note` does."""
         self.note(event, level, problem=error.slug, detail=one_line(error.detail), **fields)
 
     def exception(self, event: str, error: BaseException, **fields: Value) -> None:
@@ -61,9 +61,10 @@ class Journal:
         self.note(event, logging.ERROR, error=type(error).__name__, where=places, **fields)
 
     def fatal(self, error: RiffleError) -> None:
-        """Logs why the process ends. Every role may log this error's sentence.
+        """Logs why the process ends.
 
-        That sentence is about the role's own settings, files and credentials, not about a request.
+        Every role may log this error's sentence, because it is about the role's own settings, files
+        and credentials, not about a request.
         """
         self._log.error(Event(event="ended", problem=error.slug, detail=error.detail))
 

@@ -1,4 +1,4 @@
-"""Loads code that users supply in a Python file, or by an entry point of their package.
+"""Loads code that users supply in a Python file, or as an entry point of their package.
 
 A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so
 references to files come from a command line or from a process's own settings, never from a request.
@@ -22,7 +22,13 @@ Constructor = Callable[..., Any]
 
 
 def is_file_reference(reference: str) -> bool:
-    """Returns whether this is ``path/to/file.py:name``, not a known name."""
+    """Returns whether this is ``path/to/file.py:name``, not a known name.
+
+    Raises LocalError ``invalid-spec`` if the name after a file is missing.
+    """
+    if reference.endswith(".py"):
+        text = f"{reference}: name the class or function in it, too, as {reference}:Name"
+        raise LocalError("invalid-spec", text)
     return ".py:" in reference
 
 
@@ -55,7 +61,7 @@ def load_file(reference: str) -> Constructor:
     if not callable(constructor):
         names = (key for key, value in vars(module).items() if callable(value))
         own = [key for key in names if not key.startswith("_")]
-        hint = suggestion(name, own)
+        hint = "; --option or --param gives parameters" if "," in name else suggestion(name, own)
         raise LocalError("invalid-spec", f"{reference}: there is no class or function {name}{hint}")
     return constructor  # type: ignore[no-any-return]
 
@@ -90,9 +96,9 @@ def takes_any_name(constructor: Constructor) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Describes an error in a user's code in one line: its type, text, file and line.
 
-    ``file`` is the user's own. If the error passed through it, the line is the innermost one in
-    that file, because users look for a mistake there; otherwise it is the innermost line of all.
-    Call this in the function that called the user's code: that function's frame is left out.
+    ``file`` is the user's file. If the error passed through it, the named line is the innermost
+    line in that file, because users look for a mistake there. Otherwise it is the innermost line of
+    all. Call this in the function that called the user's code: that function's frame is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called

@@ -1,6 +1,6 @@
-"""Converts a run's rows to CSV, one number per column, for the page and ``riffle up``.
+"""Converts rows of results to CSV, one number per column.
 
-Nested fields that cannot be a column, such as policies, are only in the JSON.
+The CSV lacks nested fields that cannot be a column, such as policies; the API's JSON has them.
 """
 
 import csv
@@ -12,12 +12,12 @@ from typing import Any
 Row = Mapping[str, Any]
 
 NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages"}
-"""Fields that hold an object of numbers by name."""
+"""The fields whose value is an object of named numbers."""
 
 
 def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
-    """Returns rows as CSV, with a column for every name in them, or with the default columns if
-    there are no rows."""
+    """Returns rows as CSV, with a column for every name in them. Without rows, the CSV has the
+    default columns."""
     plain = [flatten(row) for row in rows]
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, columns_of(plain) or default_columns, lineterminator="\n")

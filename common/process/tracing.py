@@ -1,13 +1,13 @@
 """Traces for operators who run a collector: OpenTelemetry over OTLP/HTTP.
 
 Tracing is on when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``,
-OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are
-request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list; none
-of them names a node, a user, a lease, a batch or a run.
+OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are named
+request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list; no
+attribute names a node, a user, a lease, a batch or a run.
 
 No trace crosses services: ``traceparent`` is neither sent nor read. A trace from a node to the
 coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single uploads
-arrived, so they are for its own operator only.
+arrived, so only its own operator may see them.
 """
 
 import functools
@@ -85,7 +85,7 @@ def span(name: str) -> Iterator["Span | None"]:
 
 
 def in_span(name: str) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]:
-    """Returns a decorator that runs a coroutine function in a span; `span` decorates others."""
+    """Returns a decorator that runs a coroutine function in a span; for others, use `span`."""
 
     def decorate(work: AsyncFunction[P, T]) -> AsyncFunction[P, T]:
         @functools.wraps(work)

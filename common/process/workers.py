@@ -1,4 +1,4 @@
-"""Work outside the event loop: worker processes for cryptography, threads for blocking calls."""
+"""Worker processes for cryptography, threads for blocking calls, and the end of tasks."""
 
 import asyncio
 import multiprocessing
@@ -6,14 +6,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ProcessPoolExecutor
 from typing import ParamSpec, TypeVar
 
 SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
 
-# Inherited by the process that cleans up after a killed worker, which would warn in plain text.
+# Python's resource tracker inherits this option. It would warn in plain text of a killed worker.
 sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
 
 P = ParamSpec("P")
@@ -26,7 +26,7 @@ def process_pool(workers: int) -> ProcessPoolExecutor:
 
 
 def initialize_worker() -> None:
-    """Ignores Ctrl-C, which the parent handles; exits when the parent ends, even by a kill."""
+    """Ignores Ctrl-C, which the parent handles; exits when the parent ends or is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -39,14 +39,23 @@ def initialize_worker() -> None:
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs blocking work in a thread; if cancelled, it returns only after the work has ended.
+    """Runs blocking work in a thread; if cancelled, returns only after the work has ended.
 
-    So when another driver takes the place of a stopped one, the first has no open transaction.
+    So a cancelled task has no open transaction when another task takes its place.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
-        task.exception()  # mark the error as seen, so asyncio does not log it; the step is repeated
+        task.exception()  # mark the error as seen, so that asyncio does not log it
         raise
+
+
+async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Waits ``seconds`` for tasks, and then cancels them."""
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)

@@ -3,7 +3,7 @@
 The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler. The shuffler
 checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the shuffler. The
 digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every seal of the
-batch is bound to the digest, so a report made under another descriptor cannot be opened.
+batch is bound to the digest, so nobody can open a report that was made under another descriptor.
 
 Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes.
 """
@@ -15,8 +15,6 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -44,13 +42,10 @@ from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
 from riffle.common.mechanism.workflow import Symbols
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT, OVERHEAD
+from riffle.common.protocol.signatures import key_id
 
 LABEL_DIGEST = b"riffle v1 descriptor\x00"
-LABEL_DEPOSIT = b"riffle v1 deposit\x00"
-LABEL_COUNTERSIGN = b"riffle v1 countersign\x00"
-LABEL_KEY_ID = b"riffle v1 key id\x00"
 LABEL_MASK = b"riffle v1 mask\x00"
-LABEL_BATCH_ID = b"riffle v1 batch id\x00"
 
 MAX_STATES, MAX_ACTIONS, MAX_HORIZON = 10_000, 1_000, 1_000
 MAX_POLICIES = 4_096
@@ -58,7 +53,7 @@ MAX_MESSAGES = 1 << 16
 MAX_DESCRIPTOR_BYTES = 16 << 20
 MAX_EPISODE_SECONDS = 15 * 86_400
 MAX_EXACT = (1 << 53) - 1
-"""Largest integer that every JSON reader represents exactly; it also fits a 64-bit column."""
+"""The largest integer that every JSON reader represents exactly; it also fits a 64-bit column."""
 MAX_EPOCH_SECONDS = 100 * 366 * 86_400
 
 HEX16 = "[0-9a-f]{32}"
@@ -77,11 +72,6 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-def key_id(public: bytes) -> str:
-    """Returns a public key's id: 16 bytes of SHA-256 over a label and the key, hex."""
-    return hashlib.sha256(LABEL_KEY_ID + public).hexdigest()[:32]
-
-
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """A time from ``start`` until before ``end``, in which a user may report once.
@@ -98,7 +88,7 @@ class Epoch:
         """Returns the epoch of a batch that expires at ``expires_at``.
 
         A batch belongs to the epoch in which it expires, also if it opened before that epoch began.
-        This follows from the signed document alone, so no clock decides where a report counts.
+        The signed document alone determines the epoch, so no clock decides where a report counts.
         """
         if seconds is None:
             return None
@@ -107,7 +97,7 @@ class Epoch:
 
 
 def bars_until(epoch: Epoch | None) -> int:
-    """Returns the time until which a report in a batch of this epoch bars its user from others."""
+    """Returns the time until which a report in this epoch bars its user from reporting again."""
     return MAX_EXACT if epoch is None else epoch.end
 
 
@@ -115,8 +105,8 @@ def may_report(barred_until: int, epoch: Epoch | None) -> bool:
     """Returns whether a user who is barred until a time may report in a batch of this epoch.
 
     ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
-    epochs only go forward. So a clock that goes back, and a change of the epochs' length, give
-    nobody a second report in the same time.
+    next report is always in a later epoch. So neither a clock that goes back nor a change of the
+    epochs' length lets anybody report twice in the same time.
     """
     return not barred_until or (epoch is not None and barred_until <= epoch.start)
 
@@ -128,7 +118,7 @@ KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
     "local": ("flips",),
     "central": ("laplace", "binomial"),
 }
-"""Kinds of noise that each trust model allows."""
+"""The kinds of noise that each trust model allows."""
 
 
 class NoiseDocument(Document):
@@ -144,7 +134,7 @@ class NoiseDocument(Document):
 
     @classmethod
     def of(cls, noise: BatchNoise) -> "NoiseDocument":
-        """Returns the document of a noise."""
+        """Returns the document for this noise."""
         match noise:
             case Noise(bits, p_numerator, p_log2):
                 return cls(bits=bits, p_numerator=p_numerator, p_log2=p_log2)
@@ -167,7 +157,7 @@ class NoiseDocument(Document):
                 noise = Flips(self.p_numerator)
             case "laplace":
                 noise = Laplace(self.p_numerator)
-        # Each noise has exactly one document, so fields that mean nothing for it have fixed values.
+        # Each noise has exactly one document: a field that its kind does not use has a fixed value.
         if NoiseDocument.of(noise) != self:
             raise ValueError(f"noise of kind {self.kind} takes other bits or another p_log2")
         return noise
@@ -184,8 +174,8 @@ class GuaranteeDocument(Document):
 class BatchDescriptor(Document):
     """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws.
 
-    ``support`` and ``homogeneous`` repeat what is declared of the environment: which transitions
-    are possible, and whether all steps are alike. Only learners use the second.
+    ``support`` and ``homogeneous`` repeat the environment's declaration: which transitions are
+    possible, and whether all steps are alike. Only learners use ``homogeneous``.
     """
 
     version: Literal[1] = 1
@@ -238,7 +228,7 @@ class BatchDescriptor(Document):
     def _consistent(self) -> Self:
         self.mixture.check(self.sizes)
         layout = self.layout
-        _ = self.to_noise()
+        _ = self.batch_noise
         if self.noise.kind not in KINDS[self.trust]:
             raise ValueError(f"trust {self.trust} takes no noise of kind {self.noise.kind}")
         if self.reward_low >= self.reward_high:
@@ -266,12 +256,12 @@ class BatchDescriptor(Document):
         return self
 
     def _fewest_word_bits(self) -> int | None:
-        noise, summed = self.to_noise(), self.aggregation == "sums"
+        noise, summed = self.batch_noise, self.aggregation == "sums"
         return sums.word_bits(self.n, noise) if summed and isinstance(noise, Noise) else None
 
     @property
     def analyzer_key_id(self) -> str:
-        """Id of the analyzer's public key, to which messages are sealed."""
+        """The id of the analyzer's public key, to which messages are sealed."""
         return key_id(bytes.fromhex(self.analyzer_key))
 
     @property
@@ -281,7 +271,7 @@ class BatchDescriptor(Document):
 
     @property
     def sizes(self) -> Sizes:
-        """X, A, H."""
+        """The numbers X of states, A of actions and H of steps."""
         return Sizes(X=self.states, A=self.actions, H=self.horizon)
 
     @cached_property
@@ -289,15 +279,12 @@ class BatchDescriptor(Document):
         """The counters that the batch feeds."""
         return CounterLayout(self.sizes, self.families, self.layer, self.support)
 
-    @property
+    @cached_property
     def mixture(self) -> Mixture:
         """The policies with their weights."""
-        shape = (self.horizon, self.states)
-        if any(
-            len(policy) != self.horizon or any(len(row) != self.states for row in policy)
-            for policy in self.policies
-        ):
-            raise ValueError(f"every policy must have shape {shape}")
+        rows = [self.states] * self.horizon
+        if any([len(row) for row in policy] != rows for policy in self.policies):
+            raise ValueError(f"every policy must have shape {self.horizon, self.states}")
         policies = np.array(self.policies, dtype=np.int64)
         return Mixture(policies, np.array(self.weights, dtype=np.int64))
 
@@ -305,6 +292,11 @@ class BatchDescriptor(Document):
     def padding(self) -> Padding:
         """The slots of a report."""
         return Padding(self.data_slots, self.noise_slots)
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """The declared range of rewards."""
+        return self.reward_low, self.reward_high
 
     @property
     def owner_slots(self) -> int:
@@ -319,25 +311,26 @@ class BatchDescriptor(Document):
 
     @property
     def message_bytes(self) -> int:
-        """Size in bytes of a sealed message or, of `sums`, of a masked vector with its key."""
+        """The size in bytes of a sealed message or, in a summed batch, of a vector with its key."""
         if self.word_bits:
             return sums.report_bytes(self.layout.counters, self.word_bits)
         return OVERHEAD + self.symbols.size
 
     @property
     def report_bytes(self) -> int:
-        """Size of a report in bytes, as uploaded under its outer seal."""
+        """The size of a report in bytes, as uploaded under its outer seal."""
         return self.padding.messages * self.message_bytes + OVERHEAD
 
     @property
     def release_bytes(self) -> int:
-        """Size in bytes of what the shuffler hands over: all messages, or one sum and n keys."""
+        """The size in bytes of the shuffler's hand-over: all messages, or one sum and n keys."""
         if self.word_bits:
             return sums.release_bytes(self.n, self.layout.counters, self.word_bits)
         return self.n * self.padding.messages * self.message_bytes
 
-    def to_noise(self) -> BatchNoise:
-        """Returns the noise that every user adds, or the coordinator under trust ``central``."""
+    @cached_property
+    def batch_noise(self) -> BatchNoise:
+        """The noise that every user adds, or the coordinator under trust ``central``."""
         return self.noise.noise()
 
 
@@ -359,24 +352,18 @@ class Context:
 
     @property
     def message_info(self) -> bytes:
-        """HPKE ``info`` of a message (inner seal)."""
+        """The HPKE ``info`` of a message (inner seal)."""
         return LABEL_MESSAGE + self.digest
 
     @property
     def mask_info(self) -> bytes:
-        """HKDF ``info`` of a report's mask (`sums`), before the report's own key."""
+        """The HKDF ``info`` of a mask in a summed batch; the report's own key is appended."""
         return LABEL_MASK + self.digest
 
     @property
     def report_info(self) -> bytes:
-        """HPKE ``info`` of a report (outer seal)."""
+        """The HPKE ``info`` of a report (outer seal)."""
         return LABEL_REPORT + self.digest
-
-
-def batch_id(run_id: str, deployment: int) -> str:
-    """Returns a deployment's batch id. It is always the same, so a retry makes no second batch."""
-    data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
-    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def serialize(descriptor: BatchDescriptor) -> bytes:
@@ -397,7 +384,7 @@ def parse(data: bytes) -> Context:
 
 
 def _check_members(members: list[tuple[str, Any]]) -> None:
-    """Refuses an object with a member twice, of which another parser could take the other value."""
+    """Refuses an object that has a member twice: another parser could take the other value."""
     if len(dict(members)) < len(members):
         raise RemoteError("malformed", "descriptor: an object has a member twice")
 
@@ -405,41 +392,9 @@ def _check_members(members: list[tuple[str, Any]]) -> None:
 def first_fault(error: ValidationError) -> str:
     """Returns a pydantic error's first fault in one line: the field and the problem.
 
-    Quotes a number that is out of its range. Quotes nothing else, which may be secret.
+    It quotes a number that is out of range, but no other value, because a value may be secret.
     """
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"
     value = f", not {fault['input']}" if fault["type"].startswith(("less_", "greater_")) else ""
     return f"{where}: {fault['msg'].removeprefix('Value error, ')}{value}"
-
-
-def sign_deposit(private_key: bytes, data: bytes) -> str:
-    """Returns the coordinator's signature over a descriptor's bytes, hex."""
-    return Ed25519PrivateKey.from_private_bytes(private_key).sign(LABEL_DEPOSIT + data).hex()
-
-
-def countersign(private_key: bytes, digest: bytes, batch_key: bytes) -> str:
-    """Returns the shuffler's signature over digest and per-batch key, hex."""
-    message = LABEL_COUNTERSIGN + digest + batch_key
-    return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
-
-
-def verify_deposit(public_key: bytes, data: bytes, signature: str) -> None:
-    """Raises RemoteError ``bad-signature`` unless the coordinator signed ``data``."""
-    _verify(public_key, LABEL_DEPOSIT + data, signature, "coordinator")
-
-
-def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signature: str) -> None:
-    """Raises RemoteError ``bad-signature`` unless the shuffler signed digest and batch key."""
-    _verify(public_key, LABEL_COUNTERSIGN + digest + batch_key, signature, "shuffler")
-
-
-def _verify(public_key: bytes, message: bytes, signature: str, role: str) -> None:
-    try:
-        data = bytes.fromhex(signature)
-        # `bytes.fromhex` also accepts blanks and capitals; no signature is empty.
-        data = data if data.hex() == signature else b""
-        Ed25519PublicKey.from_public_bytes(public_key).verify(data, message)
-    except (InvalidSignature, ValueError) as error:
-        detail = f"the {role}'s signature of the descriptor does not verify"
-        raise RemoteError("bad-signature", detail) from error

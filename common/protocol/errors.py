@@ -1,7 +1,7 @@
-"""Two kinds of error, and the table that maps both to HTTP problem documents (RFC 9457).
+"""Two kinds of error, and the table that maps both kinds to HTTP problem documents (RFC 9457).
 
 `LocalError`: this process was configured or used wrongly, or cannot do its work now.
-`RemoteError`: what a peer sent is wrong or not allowed.
+`RemoteError`: a peer sent something that is wrong or not allowed.
 
 Every error has a problem slug, and every slug has one title and one status. A problem's type is
 ``urn:riffle:problem:<slug>``; the meaning of a type never changes.
@@ -63,7 +63,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
 class RiffleError(Exception):
     """An error with a stable problem slug and a sentence for human readers.
 
-    The sentence may quote what a stranger sent, so it is cut to one line and MAX_DETAIL_LENGTH.
+    The sentence may quote a stranger, so it is one line of at most MAX_DETAIL_LENGTH characters.
     """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
@@ -100,7 +100,7 @@ class LocalError(RiffleError):
 
 
 class RemoteError(RiffleError):
-    """A peer's error: it sent something malformed, unsigned, late, repeated or not allowed."""
+    """An error of a peer that sent something malformed, unsigned, late, repeated or not allowed."""
 
 
 def is_temporary(status: int) -> bool:
@@ -126,17 +126,17 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
 def read_refusal(
     peer: str, status: int, body: bytes, retry_after: str | None, now: datetime
 ) -> RiffleError:
-    """Returns the error for an unsuccessful answer; ``peer`` names the sender in its sentence.
+    """Returns the error for an unsuccessful answer.
 
     A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
     becomes a RemoteError, unless the status is temporary. Any other answer (a proxy's page, a
-    redirection, half a document, another service's answer) gives LocalError ``unavailable``; the
-    request may be repeated after the header ``retry_after``.
+    redirection, half a document, another service's answer) gives LocalError ``unavailable``.
+    ``peer`` names the sender in the error's sentence. ``retry_after`` is the Retry-After header.
     """
     document = problem_document(body)
     slug = problem_slug(document)
     detail = one_line(str(document.get("detail", PROBLEMS[slug][1])))
-    # FastAPI's own phrase: the route is unknown, so this is the other service, or an older Riffle.
+    # FastAPI's own phrase: the route is unknown, so the peer is another service or an older Riffle.
     unrouted = detail in {HTTPStatus.NOT_FOUND.phrase, HTTPStatus.METHOD_NOT_ALLOWED.phrase}
     meant = PROBLEMS[slug][0] == status and not unrouted
     if meant and not is_temporary(status):
@@ -164,7 +164,7 @@ def problem_document(body: bytes) -> dict[str, Any]:
 
 
 def problem_slug(document: dict[str, Any]) -> str:
-    """Returns the slug of a peer's problem document; ``internal`` for an unknown slug."""
+    """Returns the slug of a peer's problem document, or ``internal`` if the slug is unknown."""
     kind = document.get("type")
     slug = kind.removeprefix(URN) if isinstance(kind, str) else ""
     return slug if slug in PROBLEMS else "internal"

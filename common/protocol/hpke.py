@@ -1,8 +1,8 @@
-"""HPKE (RFC 9180, Base mode) with X25519, HKDF-SHA256 and AES-128-GCM, many messages at a time.
+"""HPKE (RFC 9180, Base mode) with X25519, HKDF-SHA256 and AES-128-GCM, for many messages at once.
 
-A sealed message is enc (32 bytes) || ciphertext (w bytes) || tag (16 bytes): w + 48 bytes. ``info``
-binds it to one protocol step and one descriptor, so a ciphertext of one batch does not open in
-another.
+A sealed message is enc (the sender's fresh public key, 32 bytes) || ciphertext (w bytes) || tag (16
+bytes): w + 48 bytes. ``info`` binds a message to one protocol step and one descriptor, so a message
+of one batch does not open in another batch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _SUITE = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.AES_128_GCM
 
 
 class OpenError(ValueError):
-    """A ciphertext does not open under this key and context."""
+    """Raised if a ciphertext does not open under the given key and ``info``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
 def open_each(
     private_key: bytes, info: bytes, ciphertexts: Iterable[bytes | memoryview]
 ) -> Iterator[bytes | None]:
-    """Opens every ciphertext, parsing the key once; yields None for one that does not open."""
+    """Yields each ciphertext's plaintext, or None if it does not open. Parses the key once."""
     key = X25519PrivateKey.from_private_bytes(private_key)
     for ciphertext in ciphertexts:
         try:
@@ -94,7 +94,7 @@ def open_histogram(
     """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
     Returns the number of messages of each index (counters + 1,), dummies last, and the positions of
-    messages that did not open or named no counter. Together these make N messages.
+    messages that did not open or named no counter. Every message is in exactly one of the two.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

@@ -5,24 +5,41 @@ analyzer when it writes the ledger. Nobody trusts the numbers that a descriptor 
 recomputes the guarantee from n, noise, padding and counters at its *own* dishonest fraction.
 """
 
+import math
 import re
 from collections.abc import Collection
-from dataclasses import asdict
 from pathlib import Path
 
 from riffle.common.accounting import Account, BatchEvent, account
-from riffle.common.mechanism.parameters import Aggregation, Guarantee, Padding, Trust
-from riffle.common.protocol.descriptor import BatchDescriptor, Document, NoiseDocument
+from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Guarantee, Trust
+from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 
-MESSAGES: tuple[Aggregation, ...] = ("messages",)
 _KEY = re.compile(r"[0-9a-f]{64}")
+
+
+def check_expiry(
+    descriptor: BatchDescriptor, now: float, longest: float = math.inf, episode: float = math.inf
+) -> None:
+    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it may last too long.
+
+    An episode may take at most ``episode`` seconds.
+    """
+    end, seconds = descriptor.expires_at, descriptor.episode_seconds or 0
+    if now >= end:
+        raise RemoteError("late", f"the batch expired at {end}, it is {now:.0f}")
+    if end > now + longest:
+        detail = f"open until {end}, it is {now:.0f}; at most {longest} s are allowed"
+        raise RemoteError("wrong-size", detail)
+    if seconds > episode:
+        detail = f"an episode may take {seconds} s; at most {episode} are allowed"
+        raise RemoteError("wrong-size", detail)
 
 
 def check_trust(
     descriptor: BatchDescriptor,
     allowed: Collection[Trust],
-    aggregations: Collection[Aggregation] = MESSAGES,
+    aggregations: Collection[Aggregation] = DEFAULT_AGGREGATIONS,
 ) -> None:
     """Raises RemoteError ``trust-refused`` unless trust model and aggregation are allowed here.
 
@@ -30,22 +47,22 @@ def check_trust(
     ``central``, the coordinator reads every trajectory. In ``sums``, one dishonest report can set
     every counter to any value.
     """
-    if descriptor.aggregation not in aggregations:
-        names = ", ".join(sorted(aggregations))
-        detail = f"the batch's aggregation is {descriptor.aggregation!r}; allowed here: {names}"
-        raise RemoteError("trust-refused", detail)
-    if descriptor.trust not in allowed:
-        names = ", ".join(sorted(allowed))
-        detail = f"the batch is of trust model {descriptor.trust!r}; allowed here: {names}"
-        raise RemoteError("trust-refused", detail)
+    for kind, value, choices in (
+        ("aggregation", descriptor.aggregation, aggregations),
+        ("trust model", descriptor.trust, allowed),
+    ):
+        if value not in choices:
+            names = ", ".join(sorted(choices))
+            detail = f"the batch's {kind} is {value!r}; allowed here: {names}"
+            raise RemoteError("trust-refused", detail)
 
 
 def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -> None:
-    """Raises RemoteError ``epoch-refused`` unless people may report as often as the batch says.
+    """Raises RemoteError ``epoch-refused`` unless the batch's epoch is allowed here and now.
 
-    ``shortest`` is the shortest epoch that is allowed here, in seconds; None allows one report in a
-    lifetime only. The batch must belong to the present epoch or to the next one. Otherwise, batches
-    of many epochs could be open at once, and a person could be in all of them on one day.
+    ``shortest`` is the shortest epoch that is allowed here, in seconds. If it is None, a user may
+    only report once in a lifetime. The batch must belong to this epoch or to the next. Otherwise,
+    batches of many epochs could be open at once, and a person could be in all of them on one day.
     """
     seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
     if seconds is None or epoch is None:
@@ -59,36 +76,10 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
         raise RemoteError("epoch-refused", f"{ahead}; only this epoch and the next are allowed")
 
 
-class EventDocument(Document):
-    """A `BatchEvent` as a document, as ledgers store it."""
-
-    noise: NoiseDocument
-    data_slots: int
-    noise_slots: int
-    n: int
-    dishonest_fraction: float
-    cells: int
-    counters: int
-    word_bits: int | None
-
-    @classmethod
-    def of(cls, event: BatchEvent) -> "EventDocument":
-        """Returns the document of an event."""
-        values = {name: getattr(event, name) for name in cls.model_fields if hasattr(event, name)}
-        values["noise"] = NoiseDocument.of(event.noise)
-        return cls(**values, **asdict(event.padding))
-
-    def event(self) -> BatchEvent:
-        """Returns the event."""
-        padding = Padding(self.data_slots, self.noise_slots)
-        values = self.model_dump(exclude={"noise", "data_slots", "noise_slots"})
-        return BatchEvent(self.noise.noise(), padding, **values)
-
-
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
-    """Returns what the accountant must know of a batch, at a given dishonest fraction."""
+    """Returns a batch's event for the accountant, at a given dishonest fraction."""
     return BatchEvent(
-        descriptor.to_noise(),
+        descriptor.batch_noise,
         descriptor.padding,
         descriptor.n,
         dishonest_fraction,
@@ -99,7 +90,7 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 
 
 def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEvent:
-    """Returns what the accountant must know of a batch at the required dishonest fraction.
+    """Returns a batch's event for the accountant, at the required dishonest fraction.
 
     If one owner may hold a larger share of the batch, the fraction is that share, so that no single
     owner can weaken the guarantee.
@@ -111,14 +102,11 @@ def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEve
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor whose guarantee is weaker than ``required``, or than its own promise.
+    """Refuses a descriptor whose noise gives less than ``required`` or than its own promise.
 
-    The descriptor must give no owner more than ``max_owner_share`` of the slots.
-
-    Returns the account at the required beta. Its dishonest fraction is the required one, or one
-    owner's share if that is larger, so that no single owner can weaken the guarantee. Raises
-    RemoteError ``weak-guarantee``, with both numbers, if its epsilon_upper exceeds the required
-    epsilon.
+    Returns the account of `required_event` at the required beta. Raises RemoteError
+    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots, or, quoting
+    both epsilons, if the epsilon_upper exceeds the required or the promised epsilon.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(
@@ -145,10 +133,10 @@ def check_guarantee(
 
 
 def read_pins(file: Path | None) -> frozenset[str] | None:
-    """Returns the public keys that an owner pinned in a file; without a file, None (no pins).
+    """Returns the public keys that an owner pinned in a file, or None if no file is given.
 
-    The file has one key of 64 hex digits per line; ``#`` begins a comment. It is read at every
-    call. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is not a key.
+    The file has one key of 64 hex digits per line; ``#`` begins a comment. Every call reads the
+    file. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is not a key.
     """
     if file is None:
         return None

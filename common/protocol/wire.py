@@ -1,8 +1,8 @@
 """Documents and frames that node, shuffler and coordinator exchange: types only, no storage.
 
-Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is k frames
-of lease id (16 bytes) || sealed report. A batch is handed over as n * L joined messages, or as one
-sum and n keys (`common.mechanism.sums`).
+Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is one or
+more frames; a frame is lease id (16 bytes) || sealed report. The shuffler hands a batch over as n *
+L joined messages, or as one sum and n keys (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""The coordinator names at most this many failed messages of a batch: if more failed, a sample."""
+"""The coordinator names at most this many failed messages of a batch; if more fail, a sample."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
@@ -25,7 +25,7 @@ DIGEST_HEADER = "Riffle-Messages-Digest"
 
 BatchState = Literal["open", "sealed", "forwarded", "acknowledged", "erased", "abandoned"]
 DeclineReason = Literal["no-users", "over-limit", "too-slow"]
-"""Reasons why a node stops serving an open batch: no users are left, or it is too slow."""
+"""A node's reason to stop serving a batch: no users left, users at their limit, or a slow node."""
 DECLINE_SECONDS = 20
 """A node repeats its reason at this interval while the reason holds."""
 
@@ -33,8 +33,8 @@ DECLINE_SECONDS = 20
 class _Item:
     """Base of items that occur by the thousand in a document.
 
-    Parsing one is as strict as parsing a `Document`. Constructing one is unchecked, and items are
-    not frozen: a check or freezing would cost more than all other processing of the item.
+    Parsing an item is as strict as parsing a `Document`. Constructors check nothing, and items are
+    not frozen: checks or freezing would cost more than all other processing of the item.
     """
 
     __slots__ = ()
@@ -42,21 +42,21 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """Answer of ``GET /v1/identity``. Compare it with a pinned identity; never pin this answer."""
+    """The answer of ``GET /v1/identity``, to compare with a pinned identity and never to pin."""
 
     shuffler_id: Name
     public_key: Hex32
 
 
 class OpenBatch(Document):
-    """An open batch. ``free_slots`` is rounded up to a tenth of n, or to n if n is below 100."""
+    """An open batch. ``free_slots`` is rounded up to tenths of n, or to n if n is below 100."""
 
     batch_id: Hex16
     free_slots: int = Field(ge=0)
 
 
 class OpenBatches(Document):
-    """Answer of ``GET /v1/batches``."""
+    """The answer of ``GET /v1/batches``."""
 
     batches: tuple[OpenBatch, ...]
     lease_seconds: int = Field(ge=1, description="life of a lease that is granted now")
@@ -69,13 +69,13 @@ class DeclineNotice(Document):
 
 
 class Deposits(Document):
-    """Answer of ``GET /v1/deposits``, for the coordinator, which deposited these batches."""
+    """The answer of ``GET /v1/deposits``: the batches that the calling coordinator deposited."""
 
     open: tuple[Hex16, ...]
 
 
 class LeaseRequest(Document):
-    """Request for a slot for each of these users."""
+    """A request for one slot for each of these users."""
 
     users: tuple[Hex16, ...] = Field(min_length=1, max_length=MAX_USERS_A_LEASE)
 
@@ -107,7 +107,7 @@ class LeaseReply(Document):
 
 @dataclass(slots=True)
 class UploadResult(_Item):
-    """Outcome of one frame: ``accepted``, ``replayed`` (the same report again), or a slug."""
+    """The outcome of a frame: ``accepted``, ``replayed`` (the same report again), or a problem."""
 
     lease: Hex16
     outcome: str
@@ -120,10 +120,10 @@ class UploadReply(Document):
 
 
 class BatchStatus(Document):
-    """State of a batch, complete for the shuffler's operator and partial for the coordinator.
+    """The state of a batch, complete for the shuffler's operator and partial for the coordinator.
 
-    While the batch is open, all fields but ``state`` and ``n`` are null for the coordinator,
-    because a growing number would show when single reports arrive. Later it gets ``episodes`` too.
+    While the batch is open, the coordinator gets ``state``, ``n`` and ``declined``, but no count of
+    reports, which would show when each arrives. Later the coordinator gets ``episodes`` too.
     """
 
     batch_id: Hex16
@@ -145,7 +145,7 @@ class BatchStatus(Document):
 
 
 class MessageFlow(Document):
-    """Messages of accepted reports: accepted = held + forwarded + dropped."""
+    """The messages of accepted reports: accepted = held + forwarded + dropped."""
 
     accepted: int
     held: int
@@ -154,10 +154,10 @@ class MessageFlow(Document):
 
 
 class Conservation(Document):
-    """Account of everything sent to a batch, counted in reports except for `messages`.
+    """The account of everything sent to a batch, counted in reports except for `messages`.
 
     For a complete batch the coordinator gets the numbers that follow from state, n and L. For an
-    open or abandoned batch it gets nulls and at most ``fill_tenths``.
+    open or abandoned batch it gets at most ``fill_tenths``; the other numbers are null.
     """
 
     batch_id: Hex16
@@ -194,7 +194,7 @@ class Acknowledgement(Document):
 
 
 class EnrolRequest(Document):
-    """Enrolment of a node for at most ``users`` users, over all batches and runs."""
+    """A request to enrol a node for at most ``users`` users, over all batches and runs."""
 
     name: str = Field(max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")
     owner: Name = Field(
@@ -228,7 +228,7 @@ class NodeSummary(Document):
 
 
 class NodeList(Document):
-    """Answer of ``GET /v1/nodes``, in the order of enrolment."""
+    """The answer of ``GET /v1/nodes``, in the order of enrolment."""
 
     nodes: tuple[NodeSummary, ...]
 

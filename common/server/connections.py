@@ -1,12 +1,13 @@
 """Bounds the connections that callers hold open before they have shown a token.
 
 A request's head has a largest size and a deadline. The number of connections without a request
-under way is bounded. Beyond that bound, the server closes the connection that has waited longest.
-So newcomers are let in, and a caller who sends a request at once is answered, however many other
-connections are open. A stranger is a caller who has not sent a valid token yet. TLS takes much
-memory, so over TLS the bound for strangers is smaller, and none of them is closed before
-`GRACE_SECONDS`; newcomers wait until then. There is no bound per address: a proxy's address may
-stand for many honest callers. `limits.ConcurrencyLimit` bounds requests.
+under way is bounded, too. Above this bound, the server closes the connection that has waited
+longest. So new connections are accepted, and a caller who sends a request at once is answered,
+however many other connections are open. A stranger is a caller who has not sent a valid token yet.
+TLS takes much memory, so over TLS the bound for strangers is smaller. There, a stranger's
+connection lives for at least `GRACE_SECONDS`, and new connections wait until an old one may be
+closed. There is no bound per address: a proxy's address may stand for many honest callers.
+`limits.ConcurrencyLimit` bounds requests.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
-"""Seconds for a peer to read a refusal, or to end its TLS session (idle clients do not end it)."""
+"""Seconds that a peer has to read a refusal, or to end its TLS session (idle clients never do)."""
 GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
@@ -34,7 +35,7 @@ ACCEPTED_AT_ONCE = 64
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounded heads. It exists from the moment a connection is accepted."""
+    """uvicorn's protocol with bounded heads, made for a connection before its TLS handshake."""
 
     def __init__(self, server: "_Server", accepted: socket.socket) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
@@ -76,8 +77,8 @@ class _Protocol(HttpToolsProtocol):
         """Passes on the pieces of a body as the parser delivers them.
 
         uvicorn copies each piece into a buffer and out again, which takes a seventh of the time
-        spent on reading 2 MB of reports. Here a piece is only copied if it arrives before the last
-        one was taken: empty `bytes` plus a piece is the piece itself.
+        spent on reading 2 MB of reports. Here a piece is only copied if it arrives before the app
+        has taken the last piece: adding a piece to empty `bytes` gives the piece itself.
         """
         self._pending = 0
         if self.cycle is not None:
@@ -156,7 +157,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.settings, most = settings, settings.max_waiting_connections
         self._limits = settings.max_strangers if config.ssl else most, most
-        # Connections of strangers and of known callers; in each, the longest wait comes first.
+        # Waiting connections of strangers and of known callers; the longest wait comes first.
         self.waiting: tuple[dict[_Protocol, None], dict[_Protocol, None]] = ({}, {})
         self._on_stop = on_stop
         self._opening: set[asyncio.Task[None]] = set()

@@ -2,22 +2,23 @@
 
 SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both:
 
-- A commit returns only once it is on disk, and nobody is answered before.
+- A commit returns only once its data is on disk, and the service answers nobody before.
 - Writing transactions run one after another. Each takes the store's single writing lock when it
-  begins. So what it has checked stays true until it commits, on any replica, and no two writers can
-  deadlock. Group commits (`shuffler.store.committer`) share the cost of lock and disk.
+  begins. So whatever a transaction has checked stays true until it commits, on any replica, and no
+  two writers can deadlock. Group commits (`shuffler.store.committer`) share the cost of the lock
+  and of writing to disk.
 - A reading transaction sees one state of the store.
 
-A replica that stalls in the middle of a write loses its lock and its transaction after
+If a replica stalls in the middle of a write, it loses its lock and its transaction after
 `IDLE_SECONDS`.
 
 A store holds the version of its schema. Opening an empty database creates the tables under the
-writing lock, so if replicas start together, one creates the tables and the others find them. A
-store of another version is refused and left unchanged.
+writing lock. So if several replicas start together, one creates the tables and the others find
+them. A service refuses a store of another version and leaves it unchanged.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
-notification only wakes waiters; the facts are in the store. A lost notification costs a short
-delay, because waiters also check periodically. SQLite serves one process and needs none.
+notification only wakes waiters, which then read the store. A lost notification costs a short delay,
+because waiters also check periodically. SQLite serves one process and needs no notifications.
 """
 
 import asyncio
@@ -59,13 +60,13 @@ BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
-"""Seconds a claim may be held without a statement: to permute a large batch takes minutes."""
+"""The seconds for which a claim may be idle: permuting a large batch takes minutes."""
 RECONNECT_SECONDS = 1.0
 
 CHANNEL = "riffle"
 
 AUTHENTICATED = "authenticated"
-"""Set in a column's ``info`` if its values are encrypted with a tag, so they need no checksum."""
+"""Marks a column in its ``info``: its values are encrypted with a tag and need no checksum."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -120,7 +121,7 @@ class Schema:
 
 
 def meta_table(metadata: MetaData) -> Table:
-    """Returns the table of named numbers, which every store has."""
+    """Returns the table of named numbers that every store has."""
     return Table(
         "meta",
         metadata,
@@ -130,7 +131,7 @@ def meta_table(metadata: MetaData) -> Table:
 
 
 def writer(engine: Engine) -> Engine:
-    """Returns the engine for writing transactions; each of them takes the lock when it begins."""
+    """Returns the engine for writing transactions; each of them begins with taking the lock."""
     if engine.dialect.name == "postgresql":
         # After the wait for the lock, a read must see the last writer's changes.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
@@ -145,9 +146,9 @@ def is_shared(database: Engine | Connection) -> bool:
 def open_database(schema: Schema, url: str, head: Head | None = None) -> Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
-    With ``head``, as at a service's start, checks the whole database and compares it with its head.
-    Raises LocalError ``unavailable`` if the database is of another version, older, damaged or out
-    of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
+    With ``head``, as at a service's start, checks the whole database and compares its number with
+    that head. Raises LocalError ``unavailable`` if the database is of another version, older,
+    damaged or out of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:
@@ -217,7 +218,7 @@ def _connectable(url: str) -> Engine:
 
 def _prepare_sqlite(engine: Engine) -> None:
     """Sets SQLite's pragmas and transaction mode on every connection."""
-    opened: list[os.stat_result] = []  # the file's state when it was first opened
+    opened: list[os.stat_result] = []  # the file's status at the first connection
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -225,11 +226,12 @@ def _prepare_sqlite(engine: Engine) -> None:
         connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
         _write_ahead(connection)
         connection.execute("PRAGMA synchronous=FULL")  # NORMAL would not sync each commit
-        # 16 MiB of log: a page that many commits change is written to the database file only once.
+        # 16 MiB of log: a page that many commits change is copied to the database file only once.
         connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Some builds overwrite deleted data with zeros, although the log still has it. What must
-        # become unreadable is encrypted, and its key is destroyed (`shuffler.store.vault`).
+        # Some builds of SQLite overwrite deleted data with zeros, which costs time and leaves a
+        # copy in the log. Data that must become unreadable is encrypted, and its key is destroyed
+        # (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
         connection.create_function("row_checksum", -1, _checksum, deterministic=True)
         if not opened and engine.url.database:
@@ -237,7 +239,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A writer takes its lock at once: a read transaction that takes it later can fail as busy.
+        # A writer takes the lock at once: a read transaction that takes it later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
             # SQLite would go on writing to the deleted file, and everything would be lost.
@@ -256,8 +258,8 @@ def _is_in_place(path: str, opened: os.stat_result) -> bool:
 def _write_ahead(connection: sqlite3.Connection) -> None:
     """Sets WAL mode.
 
-    Tries again if SQLite answers "locked": it does so, without waiting, if another process opens
-    the same new file at the same time.
+    If another process opens the same new file at the same time, SQLite answers "locked" without
+    waiting. Then this function tries again.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -279,7 +281,7 @@ def _prepare_postgres(engine: Engine) -> None:
 
 
 def _checksum(*values: object) -> int:
-    """Returns the CRC-32 of a row. It detects damage, but not tampering by those who can write."""
+    """Returns a row's CRC-32, which detects damage, but not changes by someone who can write."""
     short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
     return zlib.crc32(repr(short).encode())
 
@@ -289,7 +291,7 @@ def _row_checksum(table: Table) -> ColumnElement[int]:
 
 
 def _with_checksums(metadata: MetaData) -> MetaData:
-    """Returns a copy of the tables, each with a column that SQLite computes for a row it writes."""
+    """Returns a copy of the tables, each with a checksum column that SQLite computes at a write."""
     copies = MetaData()
     for table in metadata.sorted_tables:
         copy = table.to_metadata(copies)

@@ -1,7 +1,8 @@
 """The head of a store: a number outside the database that reveals an outdated database.
 
-A transaction that must not be forgotten raises the number in the database, and the head is written
-before anybody is answered. Services refuse a database whose number is below its head.
+A transaction that must not be forgotten raises the number in the database. The service writes this
+number to the head before it answers anybody. Services refuse a database whose number is below its
+head.
 """
 
 from collections.abc import Callable
@@ -30,11 +31,11 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 
 @dataclass
 class Head(HeadFolder):
-    """The head of the store of ``name``, whose table of named numbers is ``meta``.
+    """The head of the store called ``name``, whose table of named numbers is ``meta``.
 
-    ``accepted`` is the value of the operator's setting ``variable``; see `start`. ``on_accept``
-    makes its changes in the transaction that accepts an older database. ``trouble`` says why
-    nothing may be written any more.
+    ``accepted`` is the value of the operator's setting ``variable``; see `start`. `start` calls
+    ``on_accept`` in the transaction that accepts an older database. ``trouble`` says why nothing
+    may be written any more.
     """
 
     meta: Table
@@ -65,8 +66,8 @@ class Head(HeadFolder):
         """Returns the number of a database that is being opened; the caller must `write` it.
 
         Raises LocalError ``unavailable`` if the number is below the folder's, unless the operator's
-        setting names the folder's number. Then the database gets a higher number than the folder's,
-        so the setting works only once.
+        setting names the folder's number. Accepting the database raises its number above the
+        folder's, so the setting works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

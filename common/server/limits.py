@@ -1,13 +1,13 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
-A request beyond a limit is refused at once, and its caller is told when to come back. To hold it
-here instead would only move the queue. Nothing here does I/O; only the ASGI middleware is
-asynchronous.
+A request beyond a limit is refused at once, with the time after which its caller may try again.
+Holding the request here instead would only move the queue. Nothing here does I/O; only the ASGI
+middleware is asynchronous.
 
 Callers are known by the hash of their token, and each has limits of its own. An attempt with an
-invalid token costs a lookup, and guessers could try tokens without end, so all failed attempts
-share one bucket. While it is empty, tokens that were valid before are looked up as usual and all
-others are refused, so a guesser cannot keep out a known caller.
+invalid token costs a lookup, and a guesser could try tokens without end. So all failed attempts
+share one bucket. While this bucket is empty, tokens that were valid before are looked up as usual,
+and all others are refused. So a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -29,12 +29,12 @@ from riffle.common.server.service import problem_answer, token_of
 BURST_SECONDS = 10.0
 
 FAILURES_PER_SECOND = 100.0
-"""Failed authentications per second, over all callers; the burst is ten seconds' worth."""
+"""Failed authentications per second, over all callers; ten seconds' worth may come at once."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket: gains ``rate`` tokens a second, up to ``burst``. All calls use one clock."""
+    """A bucket that gains ``rate`` tokens a second, up to ``burst``. All calls need one clock."""
 
     rate: float
     burst: float
@@ -98,7 +98,7 @@ class _CallerState:
 
 
 class CallerLimits:
-    """Applies the same limit to each authenticated caller, known by name. Callers are few."""
+    """Applies one limit to each of a few authenticated callers, who are known by name."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
@@ -133,12 +133,12 @@ class FailedAttempts:
         self, rate: float = FAILURES_PER_SECOND, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._bucket = _bucket(rate)
-        self._known: set[str] = set()  # hashes of valid tokens only, so their number is bounded
+        self._known: set[str] = set()  # hashes of valid tokens only, so the set is bounded
         self._clock = clock
 
     @contextmanager
     def attempt(self, token: str) -> Iterator[None]:
-        """Wraps the check of a token, which raises ``unauthorized`` if the token is not valid.
+        """Opens the context for a token's check, which raises ``unauthorized`` for a bad token.
 
         Raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
         """
@@ -169,7 +169,7 @@ class Authenticator:
 
     @contextmanager
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
-        """Yields the first of ``names`` whose caller owns the token; wraps the caller's request.
+        """Yields the first of ``names`` whose caller owns the token; limits the caller's request.
 
         Raises RemoteError ``unauthorized`` if none owns it, or LocalError ``too-many-requests``.
         """
@@ -190,7 +190,7 @@ class Authenticator:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency. It yields the first of ``names`` that owns the token.
+    """Returns a route's dependency, which yields the first of ``names`` that owns the token.
 
     The app's `Authenticator` refuses all other callers.
     """

@@ -4,10 +4,10 @@ Metrics are for Prometheus. Their labels come from fixed sets: route templates, 
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
 each replica reports on itself.
 
-Readiness checks find a problem before it stops a service. Leases and descriptors expire at a time
-of day. If peers disagree on the time, a descriptor is open for one side and expired for the other.
-`MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a clock that
-NTP keeps.
+Readiness checks find a problem before the problem stops a service. Leases and descriptors expire at
+a time of day. If peers disagree on the time, a descriptor is open for one side and expired for the
+other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a
+clock that NTP keeps.
 """
 
 import asyncio
@@ -32,20 +32,20 @@ from riffle.common.process.tracing import set_attributes, span
 from riffle.common.protocol.errors import PROBLEMS
 
 PROBLEM_KEY = "riffle.problem"
-"""Key in a request's scope under which the slug of the problem that answered it is kept."""
+"""The key in a request's scope for the slug of the problem document that answered the request."""
 
 LATENCY_BUCKETS = (
     *(0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Histogram buckets of every latency, in seconds."""
+"""The histogram buckets of every latency, in seconds."""
 
 LEAST_FREE_BYTES = 64 << 20
 MOST_SKEW_SECONDS = 30.0
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
-    """Exports a metric's labels at zero: if a series began at 8, alerts would see no increase."""
+    """Exports a metric's labels at zero. If a series began at 8, alerts would see no increase."""
     for label in labels:
         metric.labels(label)
 
@@ -53,7 +53,7 @@ def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
 class RequestMetrics:
     """Metrics of one app's requests: count, seconds and bytes by route, problems by slug.
 
-    Also whether the service is ready, and when its TLS certificate ends.
+    They also show whether the service is ready, and when its TLS certificate ends.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -92,7 +92,7 @@ class RequestMetrics:
         """Counts a request by its method and route, its status, and the bytes of its body."""
         method, route = matched
         children = self._children.get((method, route, status))
-        if children is None:  # a lookup by label costs as much as all other steps
+        if children is None:  # looking up the labels costs as much as all other steps
             children = self._children[method, route, status] = (
                 self.requests.labels(method, route, status),
                 self.seconds.labels(method, route),
@@ -105,9 +105,9 @@ class RequestMetrics:
 
 
 def matched_route(scope: Scope) -> tuple[str, str] | None:
-    """Returns the method and path template of a request's route; neither quotes the caller.
+    """Returns the method and path template of a request's route, or None if there is no route.
 
-    Returns None if no route has this path or method, because they could be any text.
+    Without a route, the method and path are texts of the caller, which must not be logged.
     """
     route, method = scope.get("route"), str(scope["method"])
     if route is None or method not in route.methods:
@@ -150,7 +150,7 @@ class MetricsMiddleware:
                     and error.split(BrokenResourceError)[1] is None
                 ):
                     return  # a follower left before all events were sent
-                scope[PROBLEM_KEY] = "internal"  # an outer handler answers these errors
+                scope[PROBLEM_KEY] = "internal"  # an outer handler answers the error
                 raise
             finally:
                 route, seconds = matched_route(scope), time.perf_counter() - start
@@ -168,7 +168,7 @@ def metrics_response(registry: CollectorRegistry) -> Response:
 
 
 def disk_trouble(folder: Path) -> str | None:
-    """Returns what is wrong if a service's disk space is too small; None if there is enough."""
+    """Returns what is wrong if a service has too little disk space; None if it has enough."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -179,7 +179,7 @@ def disk_trouble(folder: Path) -> str | None:
 
 
 def clock_skew(date: str | None, now: datetime) -> float | None:
-    """Returns whole seconds by which a peer's clock is ahead of ``now`` (timezone-aware).
+    """Returns the seconds by which a peer's clock is ahead of ``now`` (timezone-aware).
 
     ``date`` is the peer's ``Date`` header. Returns None if the header is missing or malformed.
     """
@@ -192,7 +192,7 @@ def clock_skew(date: str | None, now: datetime) -> float | None:
 
 
 def clock_trouble(skew: float | None) -> str | None:
-    """Returns the trouble if the shuffler's clock is ``skew`` seconds ahead; None if small."""
+    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead, or None."""
     if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None
     which = "ahead of" if skew > 0 else "behind"
@@ -206,7 +206,7 @@ T = TypeVar("T")
 
 
 class VersionedCache(Generic[T]):
-    """A value that is read once per version, however many requests ask for it at the same time."""
+    """A value that is read once per version, however many requests want it at the same time."""
 
     def __init__(self, read: Callable[[], Awaitable[T]], version: Callable[[], object]) -> None:
         self._read = read

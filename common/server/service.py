@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
-from inspect import Parameter, Signature
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Security, params
@@ -45,16 +44,16 @@ from riffle.common.server.monitoring import (
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Turns off FastAPI's own telemetry, which, with a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE``
-makes one), would export paths with ids, callers' addresses and exceptions' texts, and continue a
+"""Turns off FastAPI's own telemetry. With a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE`` makes
+one), it would export paths with ids, callers' addresses and exceptions' texts, and continue a
 caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
 BODY_SECONDS = 60
 KEEP_ALIVE_SECONDS = 30
-"""A server keeps idle connections longer than Riffle's clients do (5 s). If the server closed one
-first, a request that was just being sent would fail."""
+"""A server keeps idle connections longer than Riffle's clients do (5 s). If the server closed a
+connection first, a request that a client was just sending would fail."""
 
 _FIELDS = {
     "type": {},
@@ -64,15 +63,15 @@ _FIELDS = {
 }
 ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
 ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
-"""Problems of every route, and of every route that takes a token and reads a store."""
+"""The problems of every route, and those of every route that takes a token and reads a store."""
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*slugs: str, always: Sequence[str] = ANY_TOKEN) -> Responses:
-    """Returns OpenAPI's description of a route's problems: ``slugs``, and what it always may have.
+    """Returns OpenAPI's description of a route's problems: ``slugs`` and the slugs in ``always``.
 
-    A test compares it with what the routes answer in other tests.
+    A test compares this with the problems that the routes answer in other tests.
     """
     types = {"enum": [URN + slug for slug in sorted({*slugs, *always})]}
     schema = {
@@ -92,7 +91,7 @@ def declare_problems(
     others: str = "",
     always: Sequence[str] = ANY_TOKEN,
 ) -> None:
-    """Describes problems of routes. ``table`` has slugs, with blanks between, by function."""
+    """Describes routes' problems. ``table`` maps a function's name to its slugs in one string."""
     for route in router.routes:
         if isinstance(route, APIRoute):
             slugs = table.get(route.name, others).split()
@@ -109,9 +108,10 @@ def make_app(
     lifespan: Lifespan[FastAPI],
     inner: Sequence[Middleware],
 ) -> FastAPI:
-    """Returns an app without routes. It has problem documents, metrics and spans, then ``inner``.
+    """Returns an app without routes.
 
-    It has /openapi.json, but not /docs, because that page loads scripts from other hosts.
+    Its middleware makes problem documents, metrics and spans, and then calls ``inner``. The app
+    serves /openapi.json, but not /docs, because that page loads scripts from other hosts.
     """
     app = FastAPI(
         title=title,
@@ -128,7 +128,7 @@ def make_app(
 
 
 def problem_answer(scope: Scope, error: RiffleError) -> JSONResponse:
-    """Returns an error's problem document as a response, and counts it in the metrics."""
+    """Returns an error's problem document as a response, and notes its slug for the metrics."""
     scope[PROBLEM_KEY] = error.slug
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
@@ -167,7 +167,7 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Returns the OpenAPI of a JSON body. The route reads the body itself, to bound its size."""
+    """Returns OpenAPI's description of a JSON body for a route that reads the body itself."""
     content = {"application/json": {"schema": model.model_json_schema()}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -199,8 +199,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def bearer_token(request: Request) -> str:
     """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
 
-    It is a coroutine although it awaits nothing, because FastAPI runs plain functions in a thread,
-    which would cost more than the function itself.
+    This is a coroutine function although it awaits nothing: FastAPI would run a plain function in a
+    thread, which costs more than the function itself.
     """
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -211,18 +211,17 @@ async def bearer_token(request: Request) -> str:
 def token_of(*callers: str) -> params.Depends:
     """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
 
-    In OpenAPI, the route takes the token of any of these callers. The route checks whose it is.
+    In OpenAPI, the route takes the token of any of these callers. The route checks whose token it
+    is.
     """
+    dependency: params.Depends = Depends(bearer_token)
+    for name in callers:
+        scheme = Security(HTTPBearer(scheme_name=name, auto_error=False))
 
-    async def token(request: Request, **_: object) -> str:
-        return await bearer_token(request)
+        async def same(token: Annotated[str, dependency], _: Annotated[object, scheme]) -> str:
+            return token
 
-    schemes = {name: HTTPBearer(scheme_name=name, auto_error=False) for name in callers}
-    keyword = Parameter.KEYWORD_ONLY
-    declared = [Parameter(n, keyword, default=Security(s)) for n, s in schemes.items()]
-    request = Parameter("request", Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
-    token.__signature__ = Signature([request, *declared])  # type: ignore[attr-defined]
-    dependency: params.Depends = Depends(token)
+        dependency = Depends(same)
     return dependency
 
 
@@ -235,9 +234,9 @@ def serve(
 ) -> None:
     """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drains before it returns.
 
-    ``service`` is its name in traces. ``on_start`` is called when the port is bound. ``on_stop`` is
-    called in the event loop when the drain begins; it must end requests that wait for changes (long
-    polls, streams). Other requests have GRACE_SECONDS to finish.
+    ``service`` is the app's name in traces. ``on_start`` is called when the port is bound.
+    ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
+    for changes (long polls, streams). Other requests have GRACE_SECONDS to finish.
 
     Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if TLS is missing off
     loopback, or if the TLS files cannot be used; the app's error if it fails to start.
@@ -246,8 +245,8 @@ def serve(
     config = _config(outermost, settings.tls())
     with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
         server = make_server(config, settings, on_stop)
-        # uvicorn drains on both signals and then raises them again; with these handlers, that does
-        # nothing. They also catch a signal that arrives before uvicorn installs its own.
+        # uvicorn drains on both signals, and then raises them again for these handlers, which
+        # ignore them. They also catch a signal that arrives before uvicorn installs its handlers.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -269,8 +268,8 @@ def serve(
 class _Outermost:
     """ASGI middleware that sets the ``Date`` of answers and keeps the error of a failed start.
 
-    The date is the time at which an answer began. uvicorn's own date is the request's time, so
-    after a long poll a peer would see the wait as clock skew. The error is kept because uvicorn
+    This date is the time at which an answer began. uvicorn's date is the time of the request, so
+    after a long poll a peer would take the wait for clock skew. The error is kept because uvicorn
     only logs the text of a failed start.
     """
 

@@ -8,6 +8,7 @@ from sqlalchemy import Table
 
 from riffle.common.process.configuration import RoleSettings, file_bytes, hex32, hex_file
 from riffle.common.process.endpoint import is_loopback
+from riffle.common.protocol.descriptor import MAX_EPOCH_SECONDS
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import StorageCipher
 from riffle.common.server.head import Head
@@ -61,13 +62,20 @@ class ServerSettings(RoleSettings):
     max_strangers: int = Field(
         default=256, ge=1, description="most of these over TLS whose caller has sent no valid token"
     )
+    epoch_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_EPOCH_SECONDS,
+        description="length of an epoch, in which a user may report once, the same for coordinator "
+        "and shuffler; every batch states it; default: a user reports once in a lifetime",
+    )
     test_entry: bool = Field(default=False, description="accept seeded noise; loopback only")
 
     def tls(self) -> Tls | None:
         """Returns the TLS files; None on loopback without TLS.
 
-        Raises LocalError ``invalid-spec`` if one file is missing, or if both are missing and other
-        machines could connect.
+        Raises LocalError ``invalid-spec`` if one of the two is not set, or if neither is set and
+        other machines could connect.
         """
         certificate, key = self.tls_cert_file, self.tls_key_file
         if certificate is not None and key is not None:
@@ -81,8 +89,8 @@ class ServerSettings(RoleSettings):
     def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
 
-        Raises LocalError ``invalid-spec`` if the storage key is given twice or malformed, or if it
-        is missing off loopback, because only a demonstration may keep private keys in clear.
+        Raises LocalError ``invalid-spec`` if the storage key is given twice, malformed, or missing
+        off loopback: only a demonstration may keep private keys in clear.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:
@@ -107,8 +115,12 @@ class ServerSettings(RoleSettings):
         folder, variable = self.head_dir or self.signing_key_file.parent, "ACCEPT_OLDER_STORE"
         return Head(folder, name, meta, f"{self.prefix()}{variable}", self.accept_older_store)
 
+    def operator_hash(self) -> str:
+        """Returns the SHA-256 of the operator's token, hex."""
+        return self.hex_value("operator_token_hash").hex()
+
     def metrics_hash(self) -> str | None:
-        """Returns the hash of a token that may read only the metrics, if there is one."""
+        """Returns the hash of the token that may read only the metrics, if there is one."""
         no_file = self.metrics_token_hash_file is None
         return None if no_file else self.hex_value("metrics_token_hash").hex()
 

@@ -1,10 +1,10 @@
 """Statements for many rows at a time that cost little more than the database's own work.
 
 SQLAlchemy compiles a statement object only once, so keep frequent statements as constants. This
-module avoids two costs that SQLAlchemy has at each execution: `is_one_of` passes all names as one
-parameter, whereas ``in_`` makes each of them a parameter; `execute_rows` hands tuples to the
-driver, whereas ``executemany`` visits every value of every row. tests/shuffler/test_plans.py checks
-that no statement of a request reads a whole table or batch.
+module avoids two costs of each execution. `is_one_of` passes all names as one parameter, whereas
+SQLAlchemy's ``in_`` makes each of them a parameter. `execute_rows` hands tuples to the driver,
+whereas ``executemany`` visits every value of every row. tests/shuffler/test_plans.py checks that no
+statement of a request reads a whole table or batch.
 """
 
 import json
@@ -46,8 +46,9 @@ class _Names(TypeDecorator[Sequence[str]]):
 
 
 class _IsOneOf(FunctionElement[Any]):
-    # Not Boolean: for a database without booleans SQLAlchemy would add ``= 1``. No index serves a
-    # condition with ``= 1``, so the database would read every row of the table.
+    # Not Boolean: for a database without booleans, SQLAlchemy would append ``= 1`` to the
+    # condition. No index serves such a condition, so the database would read every row of the
+    # table.
     type = NullType()
     inherit_cache = True
 
@@ -61,15 +62,15 @@ def _compile_is_one_of(element: _IsOneOf, compiler: SQLCompiler, **options: obje
 
 
 def is_one_of(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
-    """Returns the condition that the column is one of the texts in the list ``parameter``."""
+    """Returns the condition that the column's value is in the list of texts ``parameter``."""
     return _IsOneOf(column, bindparam(parameter, type_=_Names()))
 
 
 def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite has no statistics here. It would choose an index on this column instead of the one on the
-    names, and read all rows of a batch.
+    SQLite has no statistics here. It would choose this column's index instead of the index for the
+    names of `is_one_of`, and read all rows of a batch.
     """
     return column.concat(literal_column("''"))
 
@@ -80,11 +81,12 @@ def execute_rows(
     names: tuple[str, ...],
     rows: Sequence[tuple[Any, ...]],
 ) -> None:
-    """Executes a constant statement for each row, whose values are the parameters ``names``.
+    """Executes a constant statement for each row.
 
-    Values go to the driver as they are, so they need types that the driver accepts. An insert gets
-    only the database's own defaults. Rows are passed on without a copy if ``names`` has the order
-    of the statement's parameters (for an insert, of the table's columns).
+    A row's values are the parameters ``names``. Values go to the driver as they are, so they need
+    types that the driver accepts. In an insert, SQLAlchemy's own defaults do not apply. Rows are
+    passed on without a copy if ``names`` has the order of the statement's parameters (for an
+    insert, of the table's columns).
     """
     if not rows:
         return

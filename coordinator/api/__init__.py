@@ -1,4 +1,4 @@
 """The coordinator's REST routes, their response models, and the code that fills the models.
 
-Routes only translate: they hold no state and decide nothing about runs.
+Routes only translate requests. They hold no state and decide nothing about runs.
 """

@@ -1,6 +1,7 @@
 """The response models of the coordinator's API. Values refer to rewards scaled to [0, 1].
 
-An unbounded epsilon (a seeded test batch) is the string "Infinity": JSON has no such number.
+An unbounded epsilon, as of a seeded batch, is the string "Infinity", because JSON has no such
+number.
 """
 
 from typing import Annotated, Any
@@ -30,7 +31,7 @@ Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
-    """Base of all models. A field may be given as a record or an array with the same content."""
+    """Base of all models. A field's value may be a record or an array with the field's content."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -50,6 +51,10 @@ class Run(Answer):
     episodes: int = Field(description="episodes counted")
     stage: int
     active: int | None = Field(description="policies still active; null when nobody can count them")
+    value_estimate: float | None = Field(None, description="of the policy learned so far")
+    radius: float | None = Field(
+        None, description="loss to the best policy or, by hand, error of the value, at most"
+    )
 
 
 class Runs(Answer):
@@ -67,10 +72,11 @@ class Mixture(Answer):
 
 
 class Noise(Answer):
-    """Noise of a batch, by kind (`common.protocol.descriptor.NoiseDocument`).
+    """The noise of a batch, by kind (`common.protocol.descriptor.NoiseDocument`).
 
-    ``bernoulli``: bits of one user and counter, each 1 with probability p_numerator / 2**p_log2;
-    ``flips``: the probability that a user flips a bit; ``laplace``: q; ``binomial``: fair bits.
+    ``bernoulli``: each user adds ``bits`` bits to each counter, each 1 with probability p =
+    p_numerator / 2**p_log2. ``flips``: a user flips each bit with probability p. ``laplace``: p is
+    the ratio q of adjacent probabilities. ``binomial``: the noise is a sum of ``bits`` fair bits.
     """
 
     kind: NoiseKind
@@ -82,7 +88,7 @@ class Noise(Answer):
 
 
 class Deployment(Answer):
-    """A deployment as issued. Nothing here changes, so the index serves as its ETag."""
+    """A deployment as issued. None of these fields changes, so the index serves as ETag."""
 
     index: int
     step: int = Field(description="number of the learner's deployment; all its issues have it")
@@ -120,9 +126,10 @@ class Deployments(Answer):
 
 
 class Counts(Answer):
-    """Unbiased private counts before post-processing, and the largest noise variance of an entry.
+    """Unbiased private counts before post-processing, and each family's largest noise variance.
 
-    Shapes (layers, X, A, X), (layers, X, A), (layers, X, A); rewards are null out of scope.
+    Shapes: transitions (layers, X, A, X), visits and rewards (layers, X, A). Rewards are null if
+    the batch does not count them.
     """
 
     transitions: Nested
@@ -137,7 +144,8 @@ class Spend(Answer):
     """The spend of a batch.
 
     ``used`` is false if more reports were dishonest than promised, or if the counts of a sum are
-    suspicious. Counts that are used are tested for lies (`coordinator.batches.counts`).
+    suspicious. The fields from ``suspicious`` on are the result of the test for dishonest reports
+    (`coordinator.batches.counts`); they are null if the counts were not tested.
     """
 
     deployment: int
@@ -208,7 +216,7 @@ class Stage(Answer):
 
 
 STAGE_COLUMNS = tuple(name for name in Stage.model_fields if name != "policy")
-"""Header of the stages' CSV file for a run that has no stages."""
+"""The header of the stages' CSV file for a run that has no stages."""
 
 
 class Stages(Answer):
@@ -218,9 +226,10 @@ class Stages(Answer):
 
 
 class BatchConservation(Answer):
-    """A batch's messages from the nodes' reports to the counts.
+    """A batch's messages, from the nodes' reports to the counts.
 
-    Once settled, opened + failed = n L = the number that the shuffler handed over.
+    Once the batch is settled, opened + failed = n L, the number of messages that the shuffler
+    handed over.
     """
 
     deployment: int
@@ -236,7 +245,7 @@ class BatchConservation(Answer):
 
 
 class RunConservation(Answer):
-    """All batches of a run, and sums of messages over the batches whose numbers are known."""
+    """All batches of a run, and sums of messages over batches whose numbers are known."""
 
     batches: list[BatchConservation]
     accepted: int
@@ -257,7 +266,7 @@ class Keys(Answer):
 
 
 class Result(Answer):
-    """The answer of a run so far, its cost, and the time of its parts."""
+    """The answer of a run so far, the privacy that it cost, and the time that it took."""
 
     state: RunState
     message: str
@@ -281,7 +290,7 @@ class Result(Answer):
 
 
 class History(Answer):
-    """The events of a run so far, after some number."""
+    """The events of a run so far, from the number after ``after`` on."""
 
     events: list[EventRecord]
 
@@ -302,7 +311,7 @@ class TrueValueCurve(Answer):
 
 
 class Readiness(Answer):
-    """The dependencies of the service, each ``ok`` or a description of its fault."""
+    """The state of each dependency of the service: ``ok`` or a description of the fault."""
 
     store: str
     analyzer: str = Field(description="has the keys of all unsettled batches")
@@ -312,5 +321,5 @@ class Readiness(Answer):
 
     @property
     def ready(self) -> bool:
-        """Whether no dependency has a fault."""
+        """Returns whether no dependency has a fault."""
         return all(status == "ok" for status in self.model_dump().values())

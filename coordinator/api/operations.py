@@ -1,12 +1,12 @@
 """Routes that are not about runs: health, metrics, analyzer keys, and the page.
 
 Keys. To rotate the key, make a new one (pending), pin its public half at nodes and shuffler, and
-then activate it. The previous key still opens the batches issued under it, and is erased once the
+then activate it. The previous key still opens the batches issued under it. It is erased once the
 last of these batches is acknowledged. No private half leaves the coordinator.
 
 The page. It is one document with files of scripts and styles. It calls the REST routes with the
 operator's token, like any other client; its files are served without a token. The content security
-policy allows nothing inline, nothing from elsewhere, no frames and no HTML made from strings.
+policy allows no inline code, no other origin, no frames and no HTML made from strings.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ health_router = APIRouter()
     responses={200: {"content": {"text/plain": {}}}, **problems()},
 )
 async def show_metrics(request: Request, store: StorePart, metrics: MetricsPart) -> Response:
-    """Returns metrics for Prometheus, with the operator's token or the metrics token."""
+    """Returns metrics for Prometheus. Needs the operator's token or the token for metrics."""
     readiness: models.Readiness = await request.app.state.readiness.get()
     metrics.requests.ready.set(readiness.ready)
     census = await in_thread(store.census)
@@ -70,7 +70,7 @@ async def livez() -> dict[str, str]:
 
 @health_router.get("/readyz", responses={503: {"model": models.Readiness}})
 async def readyz(request: Request, response: Response) -> models.Readiness:
-    """Tells whether store, keys, shuffler, clock and disk are as they must be, each by name."""
+    """Returns the state of store, keys, shuffler, clock and disk: ``ok``, or what is wrong."""
     readiness: models.Readiness = await request.app.state.readiness.get()
     if not readiness.ready:
         response.status_code = 503
@@ -110,7 +110,7 @@ async def _status(check: Awaitable[None]) -> str:
 
 
 def _check_keys(parts: Coordinator) -> None:
-    """Raises LocalError unless the analyzer's keys are there and can open every unsettled batch."""
+    """Raises LocalError unless the analyzer has the keys that open every unsettled batch."""
     parts.keys.check()
     for data in parts.store.unsettled_descriptors():
         parts.exchange.analyzer.check_key(parse(data))
@@ -137,13 +137,13 @@ async def list_keys(keys: KeysPart) -> models.Keys:
 
 @keys_router.post("", status_code=201)
 async def make_key(keys: KeysPart) -> KeyRecord:
-    """Makes a pending key, or returns the one that is pending."""
+    """Makes a pending key, or returns the present pending key."""
     return await in_thread(keys.make)
 
 
 @keys_router.post("/{key_id}/activate")
 async def activate_key(key_id: str, keys: KeysPart, store: StorePart) -> KeyRecord:
-    """Seals new batches to a pending key; the active one expires."""
+    """Makes a pending key active: new batches are sealed to it, and the previous key expires."""
     active = await in_thread(keys.activate, key_id)
     await in_thread(keys.erase_unused, store.keys_in_use)
     return active
@@ -188,7 +188,7 @@ async def file(name: str, if_none_match: Annotated[str | None, Header()] = None)
 
 
 def _file_response(name: str, known: str | None) -> Response:
-    # Only files found in the folder are opened, never a path that a client sends.
+    # Opens only files found in the folder, never a path that a client sends.
     path = _files().get(name)
     if path is None:
         raise RemoteError("not-found", "the page has no such file")

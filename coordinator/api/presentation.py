@@ -1,4 +1,4 @@
-"""Pure functions that turn records into response models. They compute all that routes show."""
+"""Pure functions that turn records into response models, and compute all that routes show."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -33,9 +33,11 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress. ``trouble``: why it is stuck, if its driver runs here."""
+    """Presents a run and its progress. ``trouble`` is that of a driver in this replica, or None."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
+    if progress["stage"]:
+        progress |= {name: summary.get(name) for name in ("value_estimate", "radius")}
     return _model(
         models.Run,
         run,
@@ -56,7 +58,7 @@ def deployment_model(kind: type[Model], row: DeploymentRecord, **values: object)
 def detail_model(
     row: DeploymentRecord, histogram: Ints | None, spend: LedgerRecord | None, delta: float
 ) -> models.DeploymentDetail:
-    """Presents a deployment with its private counts, value estimate and spend, if it has them."""
+    """Presents a deployment with its private counts, value estimate and spend, if they exist."""
     counts = None if histogram is None else private_counts(row.descriptor, histogram)
     return deployment_model(
         models.DeploymentDetail,
@@ -112,7 +114,7 @@ def result_model(run: RunRecord, rows: Rows, spends: Spends) -> models.Result:
 def true_values_model(
     curve: Curve, rows: Sequence[TrueRow], bands: Bands | None
 ) -> models.TrueValueCurve:
-    """Presents supplied true values, the regret that follows from them, and bands over runs."""
+    """Presents supplied true values, the regret computed from them, and bands over runs."""
     return _model(
         models.TrueValueCurve,
         curve,
@@ -125,7 +127,7 @@ def true_values_model(
 def conservation_model(
     rows: Rows, spends: Spends, records: Sequence[ShufflerRecord]
 ) -> models.RunConservation:
-    """Presents where messages went at both services, for each batch and in sum.
+    """Presents what became of messages at both services, for each batch and in total.
 
     At the shuffler, accepted = held + forwarded + dropped. For a settled batch, forwarded = opened
     + failed = n L.
@@ -153,7 +155,7 @@ def _batch_conservation(
     row: DeploymentRecord, spend: LedgerRecord | None, record: ShufflerRecord
 ) -> models.BatchConservation:
     known = record if isinstance(record, Conservation) else None
-    # The shuffler knows every batch that was deposited, so an unknown one has no report.
+    # The shuffler knows every deposited batch, so a batch that it does not know has no report.
     unknown = isinstance(record, RemoteError) and record.slug == "unknown-batch"
     empty = unknown and row.opened_at is None
     expected = row.n * row.descriptor.padding.messages
@@ -173,7 +175,7 @@ def _batch_conservation(
 def _balanced(
     expected: int, spend: LedgerRecord | None, record: Conservation | None
 ) -> bool | None:
-    """Tells whether both services' numbers add up and agree; None without the shuffler's record."""
+    """Returns whether both services' numbers add up and agree, or None without a ``record``."""
     if spend is not None and spend.opened + spend.failed != expected:
         return False
     if record is None:
@@ -183,7 +185,7 @@ def _balanced(
 
 
 def _noise(descriptor: BatchDescriptor) -> models.Noise:
-    noise, n = descriptor.to_noise(), descriptor.n
+    noise, n = descriptor.batch_noise, descriptor.n
     values = {"variance": noise.variance(n), "expected_ones": noise.mean(n)}
     return _model(models.Noise, descriptor.noise, **values)
 

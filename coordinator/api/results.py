@@ -37,7 +37,7 @@ _TRUE_VALUES = {
 async def show_history(
     run_id: str, store: StorePart, after: Annotated[int, Query(ge=0, le=MAX_EXACT)] = 0
 ) -> models.History:
-    """Returns all events so far; follow the stream of events from the last one's number on."""
+    """Returns all events so far. To follow the run, read the stream from the last number on."""
     await in_thread(store.run, run_id)
     events = await in_thread(store.events, run_id, after)
     return models.History(events=events)
@@ -56,7 +56,7 @@ async def download_stages(run_id: str, store: StorePart) -> Response:
 
 @router.get("/{run_id}/ledger.csv", response_class=Response, responses=_CSV)
 async def download_ledger(run_id: str, store: StorePart) -> Response:
-    """Returns what was spent, one row a batch."""
+    """Returns the privacy spent, one row a batch."""
     ledger = await in_thread(lambda: presentation.ledger_model(*store.run_records(run_id)))
     return _download(run_id, "ledger", [entry.model_dump() for entry in ledger.entries])
 
@@ -75,7 +75,7 @@ def _deployments(store: Store, run_id: str) -> Response:
 
 @router.get("/{run_id}/conservation.csv", response_class=Response, responses=_CSV)
 async def download_conservation(run_id: str, store: StorePart, shuffler: ShufflerPart) -> Response:
-    """Returns where every report and message went, one row a batch."""
+    """Returns what became of every report and message, one row a batch."""
     _, rows, spends = await in_thread(store.run_records, run_id)
     records = await shuffler_records(shuffler, rows)
     batches = presentation.conservation_model(rows, spends, records).batches
@@ -85,7 +85,7 @@ async def download_conservation(run_id: str, store: StorePart, shuffler: Shuffle
 async def shuffler_records(
     shuffler: ShufflerClient, rows: Sequence[DeploymentRecord]
 ) -> list[presentation.ShufflerRecord]:
-    """Asks the shuffler for its record of each deployment; an error stands for a missing record."""
+    """Asks the shuffler for its record of each deployment. An error stands for a missing record."""
     room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def record(batch_id: str) -> presentation.ShufflerRecord:
@@ -101,7 +101,7 @@ async def shuffler_records(
 def _download(
     run_id: str, name: str, rows: list[dict[str, Any]], columns: Sequence[str] = ()
 ) -> Response:
-    """Returns rows as a CSV file, whose header is ``columns`` if there are no rows."""
+    """Returns rows as a CSV file. Without rows, its header is ``columns``."""
     headers = {"Content-Disposition": f'attachment; filename="{run_id[:8]}-{name}.csv"'}
     return Response(csv_text(rows, columns), media_type="text/csv", headers=headers)
 
@@ -111,7 +111,7 @@ def _download(
 
 @router.post("/{run_id}/truth", status_code=204, openapi_extra={"requestBody": _TRUE_VALUES})
 async def supply_true_values(run_id: str, request: Request, store: StorePart) -> Response:
-    """Takes V* and V of deployments of a simulated environment; a repeat changes nothing."""
+    """Takes V* of a simulated environment and V of deployments; a repetition changes nothing."""
     supplied = read_document(TrueValueSpec, await read_body(request, MAX_TRUE_VALUES_BYTES))
     await in_thread(_supply, store, run_id, supplied)
     return Response(status_code=204)
@@ -131,7 +131,7 @@ def _supply(store: Store, run_id: str, supplied: TrueValueSpec) -> None:
 
 @router.get("/{run_id}/truth")
 async def show_true_values(run_id: str, store: StorePart) -> models.TrueValueCurve:
-    """Returns regret and value where true values were supplied, with bands over similar runs."""
+    """Returns value and regret of deployments with true values, and bands over similar runs."""
     return await in_thread(_true_values, store, run_id)
 
 

@@ -1,6 +1,6 @@
 """Routes of runs: create and stop them, deploy manually, follow them, and read results.
 
-Routes only translate requests; `coordinator.runs.coordinator` carries them out.
+Routes only translate requests. `coordinator.runs.coordinator` carries them out.
 """
 
 from collections.abc import AsyncIterator
@@ -69,7 +69,7 @@ async def show_run(run_id: str, coordinator: CoordinatorPart, store: StorePart) 
 
 @router.post("/{run_id}/stop")
 async def stop_run(run_id: str, coordinator: CoordinatorPart, store: StorePart) -> models.Run:
-    """Stops a run. Its open batch is abandoned; a sealed one is still counted."""
+    """Stops a run. An open batch is abandoned; a sealed batch is still counted."""
     await coordinator.stop(run_id)
     return await in_thread(_run, coordinator, store, run_id)
 
@@ -102,7 +102,7 @@ async def current_deployment(
     wait: Wait = 0.0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> models.Deployment:
-    """Returns the newest deployment; with If-None-Match, waits for another one."""
+    """Returns the newest deployment. With If-None-Match, waits for a newer one."""
     known = _known_index(if_none_match)
     row = await coordinator.newest_deployment(run_id, known, wait)
     if row is None:
@@ -130,7 +130,7 @@ async def list_deployments(run_id: str, store: StorePart) -> models.Deployments:
 
 @router.post("/{run_id}/deployments", status_code=201, openapi_extra=json_body(ManualDeployment))
 async def deploy(run_id: str, request: Request, coordinator: CoordinatorPart) -> DeploymentProgress:
-    """Manual mode: deploys a policy or a mixture for a number of episodes."""
+    """Deploys a policy or a mixture for a number of episodes, in manual mode."""
     wanted = read_document(ManualDeployment, await read_body(request, MAX_MIXTURE_BYTES))
     row = await coordinator.deploy(run_id, wanted)
     return presentation.deployment_model(DeploymentProgress, row)
@@ -164,7 +164,7 @@ async def list_stages(run_id: str, store: StorePart) -> models.Stages:
 
 @router.get("/{run_id}/ledger")
 async def show_ledger(run_id: str, store: StorePart) -> models.Ledger:
-    """Returns what was spent."""
+    """Returns the privacy that the run has spent."""
     return await in_thread(lambda: presentation.ledger_model(*store.run_records(run_id)))
 
 
@@ -176,7 +176,7 @@ async def show_conservation(
     first: Index = 0,
     limit: Index = MAX_EXACT,
 ) -> models.RunConservation:
-    """Returns where every message of the run went, batch by batch; asks the shuffler for its part.
+    """Returns what became of every message, batch by batch; asks the shuffler for its records.
 
     ``first`` and ``limit`` select some deployments, for clients that ask often.
     """
@@ -208,7 +208,7 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
-        # Read before the events, and needed because a restored older store may lack the last event.
+        # Read before the events. A restored older store may lack the last event: end without it.
         over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id

@@ -1,4 +1,4 @@
-"""All about one batch: issue, keys, opening, counts, spend, and the client of the shuffler.
+"""The code about one batch: issue, keys, opening, counts, spend, and the client of the shuffler.
 
 Nothing here uses the store or a run's state.
 """

@@ -1,13 +1,13 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
-Opening one message costs some 80 microseconds of elliptic-curve work that holds the interpreter
-lock. So chunks of 1,000 to 20,000 messages go to worker processes, and histograms come back.
-Conservation, opened + failed = n L, is checked for every batch.
+Opening one message takes about 80 microseconds of elliptic-curve work that holds the interpreter
+lock. So worker processes get chunks of 1,000 to 20,000 messages, and return histograms. For every
+batch of n reports of L messages, the analyzer checks that opened + failed = n L.
 
 Only sums and the positions of failed messages leave this module. The positions are for the
 shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
-says nothing about a sender. Nothing else may depend on a failure, or somebody who changes a
-ciphertext could learn whether it still opens.
+says nothing about a sender. Nothing else may show whether one certain message failed. Otherwise
+others could change a ciphertext and learn whether it still opens.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ CHUNKS_A_WORKER = 4
 class OpenedBatch:
     """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
 
-    ``opened`` messages were counted; ``failed`` ones did not open, or named no counter. ``named``
-    holds the positions of the first `MAX_NAMED` of these.
+    ``opened`` is the number of counted messages. ``failed`` is the number of messages that did not
+    open, or named no counter; ``named`` has the positions of the first `MAX_NAMED` of them.
     """
 
     histogram: Ints
@@ -57,7 +57,8 @@ class OpenedBatch:
 class Analyzer:
     """Opens batches with the keys to which they are sealed.
 
-    ``private_key`` returns the private half of a public key (hex), or None if it is not here.
+    ``private_key`` returns the private half of a public key (hex), or None if this coordinator
+    lacks it.
     """
 
     def __init__(
@@ -75,8 +76,9 @@ class Analyzer:
     async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
-        Raises RemoteError ``wrong-size`` unless these are exactly n L messages, and LocalError
-        ``unavailable`` if the batch was sealed to another key or the worker processes died.
+        Raises RemoteError ``wrong-size`` unless ``messages`` has the size of the batch's hand-over,
+        and LocalError ``unavailable`` if this coordinator lacks the batch's key or the worker
+        processes died.
         """
         private = self.check_key(context)
         _check_size(context, messages.data)
@@ -103,8 +105,8 @@ class Analyzer:
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
 
-        Raises LocalError ``unavailable`` if the key is not here. A restart with the right folder of
-        keys repairs this, so the run must survive it.
+        Raises LocalError ``unavailable`` if this coordinator lacks the key. This does not end the
+        run, because a restart with the right folder of keys repairs it.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -122,9 +124,9 @@ class Analyzer:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
-        """Subtracts all masks from a batch's sum (`sums`). No report can fail to open.
+        """Subtracts all masks from the sum of a batch of sums.
 
-        Processes get keys and return sums of masks, so no report's vector is copied.
+        No report can fail to open. Worker processes get keys and return sums of masks.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
@@ -154,7 +156,7 @@ class Analyzer:
 
         Returns the place of each chunk's first message or key, with the chunk's result.
         """
-        # Limited, so that chunks of other runs fit between those of a large batch.
+        # Limited, so that chunks of other runs get a turn between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def apply(span: slice) -> tuple[int, T]:
@@ -182,11 +184,11 @@ def open_messages(
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
-    """Returns the histogram that may leave the analyzer: with noise added if trust is ``central``.
+    """Returns the histogram that may leave the analyzer: with added noise if trust is ``central``.
 
-    Noise comes from the system's CSPRNG or, if a test seeds the batch, from its own stream.
+    Noise comes from the system's CSPRNG or, in a seeded batch, from a stream of the seed.
     """
-    noise = descriptor.to_noise()
+    noise = descriptor.batch_noise
     if not isinstance(noise, CentralNoise):
         return histogram
     randomness: Randomness = SystemRandomness()
@@ -197,7 +199,7 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
-    """Splits ``total`` bytes into spans of whole messages, enough spans for all workers."""
+    """Splits ``total`` bytes into enough spans of whole messages for all workers."""
     messages = total // size
     rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
     each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)

@@ -1,35 +1,38 @@
 """Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
-Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts these bits in a batch of n
-episodes of mixture pi. So sum R / n is an unbiased estimate of V^pi, whatever the environment's
-dynamics. Its error has two parts, each with a bound that holds with probability 1 - delta / 2:
+Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the bits of 1 in a batch of n
+episodes of a mixture pi. So the sum of R over all (h, x, a), divided by n, is an unbiased estimate
+of V^pi, whatever the environment's dynamics. Its error has two parts. Each has a bound that holds
+with probability 1 - delta / 2:
 
 - sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
 - noise: the entries of R have independent noise of total variance V; for centred terms of size at
   most b, Bernstein's bound is (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n with l = log(4 / delta).
 
-The value is clipped to [0, H]. V^pi lies there, so clipping only brings it nearer. All of this
-holds for honest reports; a dishonest report can change a counter by up to L.
+The estimate is clipped to [0, H]. V^pi lies in this interval, so clipping only brings the estimate
+nearer to it. All of this holds for honest reports; a dishonest report can change a counter by up to
+L.
 
-Poisoning. True counts of n episodes satisfy certain equations. Noise alone makes private counts
-deviate from them a little; lies make them deviate more. `check` computes the deviation from each:
+Poisoning. True counts of n episodes satisfy certain equations. Noise makes private counts deviate
+from these equations a little; lies (false reports) make them deviate more. `check` computes the
+deviation from each equation:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
   step h + 1. The test takes the part of each cell (h, x, a, x') that breaks these equations
-  (`postprocess.imbalance`). No other linear test of these equations is better at finding a lie on
-  one cell;
-- total: all transitions of a batch sum to n times its steps. Reports without data lower this sum;
+  (`postprocess.imbalance`). No other linear test of these equations finds a lie on one cell better;
+- total: all transitions of a batch sum to n times its steps. Reports without data make this sum
+  smaller;
 - start: visits at step 0 are n draws from the declared start;
-- visits: if they are counted separately, they equal the transitions' sums over x';
+- visits: if visits have counters of their own, they equal the transitions' sums over x';
 - negative: no transition is counted fewer than zero times;
 - rewards: 0 <= R(x, a) <= N(x, a).
 
-Bernstein's inequality bounds the probability of each deviation r, of variance V with terms of size
-at most b, by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the population. A union bound over all tests
-of the batch gives `CountCheck.chance`. It needs only the noise's variance and term, so it holds for
-every environment that has the declared start, every choice of families, one layer or all, and every
-trust model. The tests find neither lies that are whole episodes nor lies below the noise
-(docs/security.md gives numbers).
+Take a deviation r that has variance V and is a sum of terms of size at most b. Bernstein's
+inequality bounds the probability of at least r by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the
+population. A union bound over all tests of the batch gives `CountCheck.chance`. This bound needs
+only the noise's variance and largest term. So it holds for every environment that has the declared
+start, every choice of families, one layer or all, and every trust model. The tests find neither
+lies that are whole episodes nor lies below the noise (docs/security.md gives numbers).
 """
 
 import math
@@ -45,8 +48,8 @@ from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_c
 from riffle.coordinator.learning.postprocess import imbalance, leverage
 
 FALSE_ALARM = 1e-5
-"""A batch is marked if its chance is smaller. At most this share of honest batches is marked."""
-TINY = 1e-12  # added to a variance: without noise, as in simulations, every deviation counts
+"""A batch with a smaller ``chance`` is marked suspicious: at most this share of honest batches."""
+TINY = 1e-12  # added to variances; without noise, as in simulations, every deviation counts
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
@@ -58,7 +61,7 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
 
     Raises ValueError unless the histogram has one entry more than the batch has counters.
     """
-    layout, noise, n = descriptor.layout, descriptor.to_noise(), descriptor.n
+    layout, noise, n = descriptor.layout, descriptor.batch_noise, descriptor.n
     if histogram.shape != (layout.counters + 1,):
         raise ValueError(f"{histogram.shape} entries for {layout.counters} counters and one")
     debiased = debias(noise, n, histogram)
@@ -95,7 +98,7 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 
 @dataclass(frozen=True, slots=True)
 class CountCheck:
-    """The test that the counts fail worst, and by how many standard deviations they fail it.
+    """The test that the counts fail worst, and their deviation in standard deviations.
 
     ``chance`` bounds the probability that honest reports deviate this far in at least one test.
     """
@@ -106,7 +109,7 @@ class CountCheck:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the batch is marked."""
+        """Returns whether the batch is marked suspicious."""
         return self.chance < FALSE_ALARM
 
 
@@ -115,10 +118,10 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 
 
 def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
-    """Tests a batch's counts for lies (see the module). ``d1`` (X,) is the declared start.
+    """Tests a batch's counts for lies (see the module).
 
-    Deviations count only as far as up to ``without_data`` reports of noise alone do not explain
-    them.
+    ``d1`` (X,) is the declared start. Up to ``without_data`` reports may hold noise alone; the part
+    of a deviation that such reports explain does not count.
     """
     tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0
@@ -134,7 +137,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
 
 
 def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
-    """Returns the rest of each deviation that no share of the effect, from 0 to 1, explains."""
+    """Subtracts from each deviation the share (0 to 1) of ``effect`` that leaves it smallest."""
     return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
 
 
@@ -159,7 +162,7 @@ def _tests(counts: BatchCounts, d1: FloatArray, without_data: int) -> Iterator[_
         surplus = c.sum(axis=-1) - counts.visits
         yield "visits", surplus, v.sum(axis=-1) + counts.visit_variance, term
     if counts.rewards is not None:
-        joint = layout.families == "joint"  # then R is a part of N, else R has its own noise
+        joint = layout.families == "joint"  # if so, R is a part of N; else R has its own noise
         spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
         yield "rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term
         yield "rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term

@@ -1,9 +1,10 @@
-"""Makes a batch from a learner's deployment: noise, padding, descriptor.
+"""Makes a batch from a learner's deployment: its noise, its padding and its descriptor.
 
-Noise is calibrated to the run's (epsilon, beta) by `common.accounting.calibrate`: under trust
-``shuffle`` a counter gets N = honest_reports(n, gamma) * bits Bernoulli bits; under ``local`` and
-``central`` the noise does not depend on n. A user is in one batch of one run, so every batch may
-spend the whole budget, and a run's spend is the largest of its batches' spends, not their sum.
+`common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
+``shuffle``, at least N = honest_reports(n, gamma) * bits Bernoulli bits are added to each counter.
+With ``local`` and ``central``, the noise does not depend on n. A user is in one batch of one run,
+so every batch may spend the whole budget. A run's spend is the largest of its batches' spends, not
+their sum.
 """
 
 import math
@@ -30,26 +31,26 @@ from riffle.common.protocol.descriptor import (
     Epoch,
     GuaranteeDocument,
     NoiseDocument,
-    batch_id,
     first_fault,
     serialize,
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import OVERHEAD
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.batches.ledger import Spend, planned
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
-"""Largest size of a batch's n L messages, fetched as a whole; also the shuffler's default."""
+"""The largest size in bytes of a batch's hand-over; also the default of the shuffler's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """An issued deployment: index, the learner's step, descriptor with its bytes, and its spend.
+    """An issued deployment: index, the learner's step, descriptor (parsed and as bytes), spend.
 
     The spend is recomputed from the descriptor, not taken from the calibration. If a batch is
-    abandoned and its deployment issued again, both issues have the same step.
+    abandoned and its deployment is issued again, the step stays the same.
     """
 
     index: int
@@ -68,8 +69,8 @@ def noise_variance(spec: RunSpec, n: int, layer: int | None) -> float:
 def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:
     """Returns noise and padding of a batch of n reports.
 
-    Raises RemoteError ``batch-too-small`` if a report would need more than ``max_messages``; the
-    error's detail names the smallest n that works.
+    Raises RemoteError ``batch-too-small`` if a report would need more than the run's
+    ``max_messages``. The error's detail names the smallest n that works.
     """
     layout = spec.layout(layer)
     try:
@@ -112,8 +113,8 @@ class Issuer:
     def expires_at(self, seconds: int) -> int:
         """Returns the end of a batch that is issued now and may be open for ``seconds``.
 
-        With epochs, it is at most the end of the next epoch, because the shuffler takes no batch of
-        a later one.
+        With epochs, this is at most the end of the next epoch, because the shuffler takes no batch
+        of a later epoch.
         """
         now = int(self.clock())
         epoch = Epoch.of(now, self.epoch_seconds)
@@ -121,10 +122,11 @@ class Issuer:
         return int(min(now + seconds, last))
 
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
-        """Refuses a batch of n reports if no shuffler would take it.
+        """Refuses a batch of n reports that the shuffler would not take.
 
         Raises RemoteError ``batch-too-small`` as `calibrated` does, or if no owner could hold a
-        slot; ``invalid-spec``, with advice, if the batch is too large to hand over.
+        slot. Raises RemoteError ``invalid-spec``, with advice, if the batch is too large to hand
+        over.
         """
         if n * self.max_owner_share < 1.0:
             least = math.ceil(1.0 / self.max_owner_share)
@@ -135,7 +137,7 @@ class Issuer:
             )
         calibration = calibrated(spec, n, layer)
         layout = spec.layout(layer)
-        # Of a sum, the shuffler hands over the reports' keys and one vector.
+        # For a batch of sums, the shuffler hands over the reports' keys and one vector.
         bits, message_bytes = calibration.word_bits, OVERHEAD + Symbols.of(spec.trust, layout).size
         message_bytes = sums.KEY_BYTES if bits else message_bytes
         L, largest = calibration.padding.messages, MAX_BATCH_BYTES
@@ -154,7 +156,7 @@ class Issuer:
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
     ) -> Issue:
-        """Returns the batch of ``deployment``, which expires after `RunSpec.batch_seconds` at most.
+        """Returns the batch of ``deployment``. It expires after `RunSpec.batch_seconds` at most.
 
         Raises RemoteError as `check` does, and ``invalid-spec`` if no descriptor can hold the
         batch.
@@ -206,7 +208,7 @@ class Issuer:
 
 
 def same_deployment(one: Deployment, other: Deployment) -> bool:
-    """Tells whether two deployments ask for the same batch."""
+    """Returns whether two deployments ask for the same batch."""
     return (
         (one.stage, one.purpose, one.n, one.layer)
         == (other.stage, other.purpose, other.n, other.layer)

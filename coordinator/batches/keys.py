@@ -2,9 +2,9 @@
 
 ``keys.json`` holds ids, public halves and states. It is replaced as a whole, so every change is
 atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
-before the file is erased; after a crash in between, a later call erases the file. A key that is
+before the file is erased. If a crash comes in between, a later call erases the file. A key that is
 recorded as erased is never used. Replicas share the folder. They change it under a lock, and read
-``keys.json`` again after it was replaced.
+``keys.json`` again after another replica has replaced it.
 """
 
 import fcntl
@@ -18,9 +18,9 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter
 
 from riffle.common.process.heads import sync_directory
-from riffle.common.protocol.descriptor import key_id
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.signatures import key_id
 from riffle.common.server.at_rest import StorageCipher, erase_file, replace_file
 from riffle.coordinator.states import KEY, KeyEvent, KeyState, after
 
@@ -29,7 +29,7 @@ USABLE: tuple[KeyState, ...] = ("active", "expired")
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key without its private half. ``since``: when it entered its state, seconds since 1970."""
+    """A key without its private half. It entered its state at ``since``, seconds since 1970."""
 
     id: str
     public: str
@@ -58,7 +58,7 @@ class KeyRing:
                 self._write((replace(self._new_key(), state="active"),))
 
     def check(self) -> None:
-        """Raises LocalError if no key is active, or a usable key is missing or cannot be read."""
+        """Raises LocalError if no key is active, or a usable key is missing or not readable."""
         self.active()
         for record in self.records():
             if record.state in USABLE and self.private(record.public) is None:
@@ -82,7 +82,7 @@ class KeyRing:
         return read[1]
 
     def active(self) -> str:
-        """Returns the public key, hex, that new batches are sealed to.
+        """Returns the public key (hex) to which new batches are sealed.
 
         Raises LocalError ``unavailable`` if no key is active.
         """
@@ -92,7 +92,7 @@ class KeyRing:
         raise LocalError("unavailable", "no analyzer key is active")
 
     def private(self, public: str) -> bytes | None:
-        """Returns a key's private half; None if it is not here or the key may not open batches.
+        """Returns a public key's private half, or None if it is missing or may not open batches.
 
         Raises LocalError if the storage key does not decrypt it.
         """
@@ -116,7 +116,7 @@ class KeyRing:
             return new
 
     def activate(self, identifier: str) -> KeyRecord:
-        """Makes a pending key active; the active one expires. A repeated call changes nothing.
+        """Makes a pending key active; the active key expires. A repeated call changes nothing.
 
         Raises RemoteError ``not-found``, or ``wrong-state`` if the key is expired or erased.
         """
@@ -140,10 +140,10 @@ class KeyRing:
         return self._moved(record, "expire") if record.state == "active" else record
 
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
-        """Erases expired keys whose public half is not ``in_use``, and their files.
+        """Erases expired keys, and their files, unless ``in_use`` returns their public half.
 
         ``in_use`` is called after the expired keys are read. In the other order, a key could expire
-        in between, and ``in_use`` might have missed a batch that is sealed to it.
+        in between, and ``in_use`` might miss a batch that is sealed to it.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired

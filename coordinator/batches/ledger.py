@@ -1,15 +1,16 @@
-"""The privacy ledger: what each batch spent, and what a run may spend. Pure functions.
+"""The privacy ledger: the spend of each batch, and the limit of a run's spend. Pure functions.
 
-The unit is one user, who is in only one batch of all runs, or of an epoch, because the shuffler
-refuses a second report. Neighbours differ in one user's episode. Batches have disjoint users, even
-when later ones depend on earlier ones, so spends compose in parallel: a run's epsilon is the
-largest of its batches' epsilons (`common.accounting.run_guarantee`). Over epochs, they compose
-sequentially (`composed`).
+The unit is one user. A user is in only one batch of all runs (with epochs: in one batch an epoch),
+because the shuffler refuses a second report. Neighbours differ in one user's episode. Batches have
+disjoint users, even when later batches depend on earlier ones. So spends compose in parallel: a
+run's epsilon is the largest of its batches' epsilons (`common.accounting.run_guarantee`). Over
+epochs, spends compose sequentially (`composed`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
-report has L messages, so f messages that do not open mean at least ceil(f / L) dishonest reports,
-whose noise cannot be relied on. Up to floor(gamma n) such reports are within the promise. If there
-are more, the weaker guarantee of the remaining reports is recorded, and the counts are not used.
+report has L messages. So if f messages do not open, at least ceil(f / L) reports are dishonest, and
+nobody can rely on their noise. The descriptor's promise allows floor(gamma n) such reports. If
+there are more, the ledger records the weaker guarantee that the other reports give, and the counts
+are not used.
 """
 
 import math
@@ -25,7 +26,7 @@ from riffle.common.protocol.verification import batch_event
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Bounds of a batch's epsilon at beta, if at most ``dishonest`` reports are dishonest."""
+    """Bounds of a batch's epsilon at beta if at most ``dishonest`` reports are dishonest."""
 
     epsilon_lower: float
     epsilon_upper: float
@@ -53,8 +54,8 @@ def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
     """Refuses a deployment that would spend more than the run's budget on its users.
 
-    A seeded batch of the test entry passes: its users are synthetic, and the ledger records epsilon
-    = infinity.
+    A seeded batch of the test entry is not refused: its users are synthetic, and the ledger records
+    epsilon = infinity.
 
     Raises LocalError ``budget-exceeded``.
     """
@@ -75,17 +76,16 @@ def recorded(n: int, spend: Spend) -> Guarantee:
 
 
 def composed(entries: Sequence[tuple[BatchDescriptor, Spend]]) -> Guarantee:
-    """Returns the guarantee of batches for a person who took part in every epoch of them.
+    """Returns the guarantee for a person who reported in one batch of each epoch.
 
-    She was in one batch of each epoch, whichever it was. Without epochs she was in one batch.
+    It holds for every choice of these batches. Without epochs, the person reported in one batch.
     """
     together = run_guarantee([recorded(descriptor.n, spend) for descriptor, spend in entries])
     if len({descriptor.epoch for descriptor, _ in entries}) < 2 or math.isinf(together.epsilon):
         return together
     epochs: dict[Epoch | None, list[BatchEvent]] = {}
     for descriptor, spend in entries:
-        liars = spend.dishonest if descriptor.trust == "shuffle" else 0
-        epochs.setdefault(descriptor.epoch, []).append(_event(descriptor, liars))
+        epochs.setdefault(descriptor.epoch, []).append(_event(descriptor, spend.dishonest))
     return one_of_each_guarantee(list(epochs.values()), together.beta)
 
 
@@ -94,9 +94,11 @@ def _allowed(descriptor: BatchDescriptor) -> int:
     return n - honest_reports(n, descriptor.guarantee.dishonest_fraction)
 
 
-def _event(descriptor: BatchDescriptor, liars: int) -> BatchEvent:
+def _event(descriptor: BatchDescriptor, dishonest: int) -> BatchEvent:
+    # Without the shuffle, a user's privacy does not depend on other users' noise.
+    liars = dishonest if descriptor.trust == "shuffle" else 0
     n, fraction = descriptor.n, liars / descriptor.n
-    # If the quotient was rounded down, one dishonest report would count as honest.
+    # If the quotient was rounded down, one dishonest report would count as honest: raise it.
     while n - honest_reports(n, fraction) < liars:
         fraction = math.nextafter(fraction, 1.0)
     return batch_event(descriptor, fraction)
@@ -104,9 +106,7 @@ def _event(descriptor: BatchDescriptor, liars: int) -> BatchEvent:
 
 def _spend(descriptor: BatchDescriptor, dishonest: int, *, within_promise: bool) -> Spend:
     n, beta = descriptor.n, descriptor.guarantee.beta
-    # Without the shuffle, a user's privacy does not depend on other users' noise.
-    liars = dishonest if descriptor.trust == "shuffle" else 0
-    if descriptor.test_seed is not None or liars >= n:
+    if descriptor.test_seed is not None or (dishonest >= n and descriptor.trust == "shuffle"):
         return Spend(math.inf, math.inf, beta, dishonest, within_promise)
-    spent = account(_event(descriptor, liars), beta)
+    spent = account(_event(descriptor, dishonest), beta)
     return Spend(spent.epsilon_lower, spent.epsilon_upper, spent.beta, dishonest, within_promise)

@@ -1,10 +1,10 @@
-"""The coordinator's client of the shuffler: a few calls over HTTP, each of which may be repeated.
+"""The coordinator's client of the shuffler: a few calls over HTTP. Every call may be repeated.
 
 Every answer becomes a value or an error here. A RemoteError is the shuffler's own refusal, with its
 slug (`common.protocol.errors.read_refusal`). Every other failure may be temporary and is a
 LocalError ``unavailable``: there is no connection, the answer is not the shuffler's or does not fit
-the call, or the shuffler does not know a token or key yet. Answers are read up to a bound;
-compressed ones are refused.
+the call, or the shuffler does not know a token or key yet. The client reads answers up to a bound,
+and refuses compressed answers.
 """
 
 import hashlib
@@ -44,13 +44,13 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 RECORD_SECONDS = 10.0
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES
-"""A deposit's answer holds the descriptor as a JSON string, which escapes make longer."""
+"""Twice a descriptor's limit: a deposit's answer has the descriptor as an escaped JSON string."""
 MAY_PASS = {
     "unauthorized": "the coordinator's token; see SHUFFLER_TOKEN",
     "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
     "outdated-key": "pin the analyzer's new key at the shuffler",
 }
-"""Refusals that people can resolve while the run waits, with advice."""
+"""Refusals that an operator can resolve while the run waits, with advice."""
 
 Answer = TypeVar("Answer", bound=Document)
 Octets = bytes | memoryview
@@ -65,7 +65,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. ``skew``: by how many seconds its clock was ahead in the last answer."""
+    """Calls the shuffler, whose clock was ``skew`` seconds ahead at the shuffler's last answer."""
 
     skew: float | None = None
 
@@ -80,7 +80,7 @@ class ShufflerClient:
         """
         urls, headers = split_urls(url), {"Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-        # A proxy that environment variables name must not see the token.
+        # No proxy from environment variables, because a proxy would see the token.
         each = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
         client = httpx.AsyncClient(
             base_url=urls[0], transport=each, headers=headers, timeout=timeout
@@ -113,14 +113,14 @@ class ShufflerClient:
         return (await self._call(request, Deposits)).open
 
     async def conservation(self, batch_id: str) -> Conservation:
-        """Returns what became of everything sent to the batch, as far as coordinators may know."""
+        """Returns the part that a coordinator may see of the shuffler's record of a batch."""
         path = f"/v1/batches/{batch_id}/conservation"
         request = self._client.build_request("GET", path, timeout=RECORD_SECONDS)
         return await self._call(request, Conservation, lambda record: record.batch_id == batch_id)
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """Returns a sealed batch's messages, ``size`` bytes; the same bytes until acknowledged.
+        """Returns the ``size`` bytes of a sealed batch's messages, the same until acknowledged.
 
         Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """
@@ -145,7 +145,7 @@ class ShufflerClient:
         return Messages(memoryview(data), digest)
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
-        """Tells the shuffler that the messages are settled here, so that it may erase them."""
+        """Tells the shuffler that the messages are settled, so that it may erase them."""
         body = Acknowledgement(messages_sha256=sha256, failed=tuple(failed)).model_dump_json()
         await self._end(f"/v1/batches/{batch_id}/acknowledgement", batch_id, body)
 
@@ -168,7 +168,7 @@ class ShufflerClient:
         kind: type[Answer],
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
-        # A body that is too long is cut just past the bound, so it does not parse.
+        # A body longer than the bound is cut, so it does not parse.
         response, body = await receive(PEER, self._client, request, MAX_ANSWER_BYTES)
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
         if not response.is_success:

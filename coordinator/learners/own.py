@@ -8,15 +8,15 @@ to the present deployment, and holds the answer so far. The author writes two me
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
 `next_deployment` must depend only on what `observe` has seen, because it is called more than once.
-After a crash, a fresh learner is given the same counts again and must ask for the same deployments,
-so draws must be keyed by `problem.seed`. Counts are private already, so any use of them is
-post-processing and costs no privacy.
+After a crash, a fresh learner gets the same counts again and must ask for the same deployments. So
+`problem.seed` must key all draws. Counts are private already, so any use of them is post-processing
+and costs no privacy.
 
-`ExternalLearner` runs such a learner, or any other external one, and reports each mistake of the
-learner in one line: an exception becomes a `LearnerError` that names the line of the learner's
-file, and every returned value is checked before it is used. The learner's own LearnerErrors and
+`ExternalLearner` runs such a learner, or any other external learner, and reports each of its
+mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
+file. Every returned value is checked before it is used. The learner's own LearnerErrors and
 Riffle's refusals (such as a batch that is too small) keep their text. The wrapper asks for the
-first deployment at once, which changes nothing, so most mistakes are found before a run is created.
+first deployment at once. This changes nothing, but finds most mistakes before a run is created.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns exploring policies (M, H, X): one for each action, and ``count`` random ones."""
+        """Returns policies (M, H, X): one that always takes a, for each a; then random ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -268,7 +268,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
     """Refuses all but integer actions (H, X) or (M, H, X); NumPy would cut decimals off."""
     shape = (sizes.H, sizes.X)
-    wanted = f"{method}: a policy must be an array {shape} of integers"
+    wanted = f"{method}: a policy must be an array {shape} of integers (dtype=int)"
     if not isinstance(policies, np.ndarray):
         raise LearnerError(f"{wanted}, not a {type(policies).__name__}")
     fits = policies.ndim == dimensions and policies.shape[-2:] == shape
@@ -279,5 +279,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _is_int(value: object, below: int | None = None) -> bool:
-    """Tells whether this is a Python int (JSON has no NumPy int), in 0..below-1 if given."""
+    """Returns whether a value is a Python int (JSON has no NumPy int), in 0..below-1 if given."""
     return type(value) is int and (below is None or 0 <= value < below)

@@ -1,4 +1,4 @@
-"""Learners by name: Riffle's own, external ones, and manual mode.
+"""Learners by name: Riffle's own learners, external learners, and manual mode.
 
 Another package adds a learner by an entry point in the group ``riffle.learners``: a class or
 function that takes the `Problem`, and its options by name. A run chooses the learner by the entry
@@ -39,7 +39,7 @@ from riffle.coordinator.learning.learner import (
 )
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
-from riffle.coordinator.learning.sdp_pe.presets import PRESETS, Constants
+from riffle.coordinator.learning.sdp_pe.constants import CONSTANTS, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, schedule_for
 from riffle.coordinator.learning.ucbvi_shuffle import Options as UCBVIOptions
 from riffle.coordinator.learning.ucbvi_shuffle import UCBVIShuffle
@@ -52,10 +52,10 @@ C = TypeVar("C", Constants, UCBVIOptions)
 Factory = Callable[[Problem, str, Options], Learner]
 
 TRIALS, LEAST_STEP = 10, 1.5
-"""How many larger K are tried for a refused run, and the smallest factor from one to the next."""
+"""The number of larger K to try for a refused run, and the least factor from one K to the next."""
 
 LEAST_GROWTH = 1.1
-"""Larger K are tried only if stages grow at least so fast; slower ones stay small for every K."""
+"""Larger K are tried only if stages grow at least by this factor; otherwise stages stay small."""
 
 
 class Registry:
@@ -98,13 +98,13 @@ class Registry:
         else:
             raise RemoteError("invalid-spec", unknown_name("learner", spec.learner, self.names))
         try:
-            return factory(problem(spec), spec.preset, spec.options)
+            return factory(problem(spec), spec.constants, spec.options)
         except LearnerError as error:
             raise refusal(spec, error) from error
 
 
 def _external(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
-    """Makes an external learner. It has no presets; the options are its parameters by name."""
+    """Makes an external learner. The options are its parameters by name."""
     return ExternalLearner(maker, problem, options)
 
 
@@ -130,23 +130,23 @@ def problem(spec: RunSpec) -> Problem:
     )
 
 
-def sdp_pe(kind: type[SDPPE], problem: Problem, preset: str, options: Options) -> Learner:
-    """Makes SDP-PE (000 or 003) with a preset's constants, some of them replaced by options.
+def sdp_pe(kind: type[SDPPE], problem: Problem, constants: str, options: Options) -> Learner:
+    """Makes SDP-PE (paper 000 or 003) with a set of constants; options replace some of them.
 
     Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
     K, not a batch's n, so the error names a K that is large enough, if one was found.
     """
-    constants = _replace(PRESETS[preset], options)
+    chosen = _replace(CONSTANTS[constants], options)
 
     def check(problem: Problem) -> None:
-        _check_batches(problem, schedule_for(problem, constants, kind.fine_batches))
+        _check_batches(problem, schedule_for(problem, chosen, kind.fine_batches))
 
-    _check_noise(problem, check, constants.growth)
-    return kind(problem, constants)
+    _check_noise(problem, check, chosen.growth)
+    return kind(problem, chosen)
 
 
 def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: float) -> None:
-    """Passes on the error of ``check`` for a batch whose noise cannot be made, with advice."""
+    """Calls ``check``, and adds advice to its error for a batch whose noise cannot be made."""
     try:
         check(problem)
     except RemoteError as error:
@@ -167,7 +167,7 @@ def _sufficient_K(
     """Returns a larger K, to two digits, whose batches are large enough; None if none is found.
 
     Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
-    and a preset's first stage may not depend on K. So only a K that was tried is returned.
+    and the length of the first stage may be fixed. So only a K that was tried is returned.
     """
     K = problem.K
     for _ in range(TRIALS):
@@ -196,19 +196,19 @@ def _two_digits(number: float) -> int:
     return math.ceil(number / digit) * digit
 
 
-def pe(problem: Problem, preset: str, options: Options) -> Learner:
+def pe(problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
-    It is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE.
-    On the services, nodes add noise all the same. The run is then as private as its batches. Only
-    the learner is wrong about the noise.
+    It is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE. On the
+    services, nodes add noise all the same, so the run is as private as its batches. Only the
+    learner does not know of the noise.
     """
     silent = replace(problem, noise=lambda n, layer: 0.0)
-    return SDPPE(silent, _replace(PRESETS[preset], options))
+    return SDPPE(silent, _replace(CONSTANTS[constants], options))
 
 
 def ucbvi_shuffle(problem: Problem, _: str, options: Options) -> Learner:
-    """Makes batched UCBVI with its own constants, some of them replaced by options.
+    """Makes batched UCBVI with its own constants; options replace some of them.
 
     Raises RemoteError ``batch-too-small`` as `sdp_pe` does.
     """
@@ -272,8 +272,8 @@ class ManualLearner(OwnLearner):
 
     Its run is over when K episodes were executed, including those of batches that were not counted.
     Its answer is the most probable policy of the mixture whose estimated value has the largest
-    lower bound. All that the outside learner may see is private already, so looking at it spends
-    nothing.
+    lower bound. Whoever submits deployments sees only counts that are already private, so choosing
+    deployments costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -282,7 +282,7 @@ class ManualLearner(OwnLearner):
         self._lower_bound = -math.inf
 
     def submit(self, deployment: Deployment) -> None:
-        """Takes the next deployment; raises LearnerError if another one is under way."""
+        """Takes the next deployment; raises LearnerError if another deployment is under way."""
         if self._pending is not None:
             raise LearnerError("a deployment is under way; wait until it is counted")
         self._pending = deployment
@@ -292,7 +292,7 @@ class ManualLearner(OwnLearner):
         return self._pending
 
     def observe(self, counts: BatchCounts) -> None:
-        """Takes the counts; manual mode has no stages."""
+        """Takes the counts. Returns None, because manual mode has no stages."""
         super().observe(counts)
         deployment, self._pending = self._pending, None
         estimate = value_estimate(counts, self.problem.delta)
@@ -306,7 +306,8 @@ class ManualLearner(OwnLearner):
 
     def summary(self) -> LearnerSummary:
         """Returns the answer so far; it is final once K episodes are observed."""
-        return replace(super().summary(), finished=self.left <= 0)
+        radius = None if math.isinf(self._lower_bound) else self.value - self._lower_bound
+        return replace(super().summary(), finished=self.left <= 0, radius=radius)
 
 
 def manual(problem: Problem, _: str, options: Options) -> Learner:

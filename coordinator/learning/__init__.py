@@ -1,1 +1,1 @@
-"""Learners, one file for each algorithm, and the pure code that they share: no I/O, no clock."""
+"""Learners, one file for each algorithm, and the code that they share; no I/O, no clock."""

@@ -1,7 +1,7 @@
 """Compiles loops with numba. Without numba, plain Python runs the same code.
 
-numba's cache on disk notices a change of the file that holds a function, but of no other file. So a
-compiled function uses only compiled functions and constants of its own file.
+numba's cache on disk notices changes only in the file that holds a function. So a compiled function
+uses only compiled functions and constants of its own file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compiles for this machine, with IEEE arithmetic in the given order, and caches on disk."""
+    """Compiles a function for this machine, without reordering its arithmetic; caches on disk."""
     try:
         from numba import njit  # noqa: PLC0415  (an optional dependency)
     except ImportError:

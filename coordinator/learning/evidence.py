@@ -1,7 +1,7 @@
-"""Adds up the counts of several batches, each with a weight, to the counts behind a model.
+"""Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has a weight w_i by one of two rules. m is the number of visits that the rule expects, and
-sigma_i^2 is the variance of the noise on a transition count:
+Batch i has n_i episodes and a weight w_i, by one of two rules. m is the number of visits that the
+rule expects, and sigma_i^2 is the variance of the noise on a transition count:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
@@ -9,8 +9,8 @@ sigma_i^2 is the variance of the noise on a transition count:
              that may follow (h, x, a).
 
 Either weight is the share of a count's variance that comes from sampling. It is near one if there
-are many visits, and near m over the noise's variance (the matched filter) if noise dominates. With
-`visits`, a batch that never goes to (h, x, a) adds no noise there.
+are many visits, and near m over the noise's variance if noise dominates. With `visits`, a batch
+that never goes to (h, x, a) adds no noise there.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Weights = Sequence[FloatArray]
 class Evidence:
     """Unbiased counts of one batch, or of several batches that each count one layer.
 
-    transitions (..., Hs, X, A, X), visits and rewards (..., Hs, X, A); rewards is None if they were
-    not counted. n is the number of episodes behind each step. The variances are those of the noise
-    on the entries, possible (Hs, X, A, X) is the support. mixtures are those deployed: one for all
-    steps, or one for each step.
+    For Hs counted steps, transitions are (..., Hs, X, A, X), visits and rewards (..., Hs, X, A).
+    rewards is None if they were not counted. n is the number of episodes counted at each step. The
+    variances are those of the noise on the entries. possible (Hs, X, A, X) is the support. mixtures
+    has the deployed mixture of all steps, or one for each step.
     """
 
     n: float
@@ -69,11 +69,11 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`); visits are then sums.
 
-        The variances are not updated. The projection only lowers them, so this is on the safe side.
+        The variances stay as they are. The projection only lowers them, so this is safe.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:
-            # One batch for each step: the only equation of each is that its counts sum to n.
+            # With one batch for each step, a batch's only equation is that its counts sum to n.
             surplus = c.sum(axis=(-3, -2, -1), keepdims=True) - self.n
             N = c - surplus * possible / possible.sum(axis=(-3, -2, -1), keepdims=True)
         elif np.allclose(self.visit_variance, self.transition_variance.sum(axis=-1)):
@@ -84,7 +84,7 @@ class Evidence:
         return replace(self, transitions=N, visits=N.sum(axis=-1))
 
     def expected_visits(self, P: FloatArray, d1: FloatArray) -> FloatArray:
-        """Returns n d(h, x, a) of the steps counted, (Hs, X, A), under P (H, X, A, X)."""
+        """Returns n d(h, x, a), the expected visits (Hs, X, A), under P (H, X, A, X)."""
         d = [_visitation(mixture, P, d1) for mixture in self.mixtures]
         if len(d) == 1:
             return np.asarray(self.n * d[0][: self.transitions.shape[-4]])
@@ -92,13 +92,13 @@ class Evidence:
 
 
 def _visitation(mixture: Mixture, P: FloatArray, d1: FloatArray) -> FloatArray:
-    """Returns d(h, x, a) (H, X, A) of a mixture."""
+    """Returns a mixture's probabilities d(h, x, a) of visits (H, X, A)."""
     d = occupancy(P, d1, mixture.policies)
     return np.asarray((mixture.probabilities @ d.reshape(len(d), -1)).reshape(P.shape[:-1]))
 
 
 def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> Evidence:
-    """Returns the evidence of one batch, or of stacked one-layer batches (n may differ by one)."""
+    """Returns the evidence of one batch, or of one-layer batches, stacked (n may differ by one)."""
     rewards = [batch.rewards for batch in batches if batch.rewards is not None]
     return Evidence(
         float(np.mean([batch.n for batch in batches])),
@@ -114,7 +114,7 @@ def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> 
 
 
 def batch_weights(parts: Sequence[Evidence]) -> Weights:
-    """Returns one weight for each batch. A single batch has weight one, so E stays in counts."""
+    """Returns one weight for each batch. A single batch has weight one, which changes nothing."""
     if len(parts) == 1:
         return (np.ones(()),)
     X, A = parts[0].transitions.shape[-3:-1]
@@ -142,7 +142,7 @@ class Counts:
     possible: BoolArray
 
     def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
-        """Applies Eq. 7 and the add-on, with E in (weighted) counts."""
+        """Applies Eq. 7 and the add-on (`postprocess`), with E in (weighted) counts."""
         return consistent(self.transitions, self.visits, E, add_on=add_on, possible=self.possible)
 
 
@@ -162,7 +162,7 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
     """Adds k (H, X, A) pseudo-visits to possible counts T (..., H, X, A, X).
 
-    They are distributed like the mean row over steps.
+    The pseudo-visits are distributed like the mean row over steps.
     """
     total = T.sum(axis=-4, keepdims=True)
     row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
@@ -172,7 +172,7 @@ def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray
 def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -> FloatArray:
     """Adds k (H, X, A) times the mean reward over steps to reward sums R (..., H, X, A).
 
-    N are visits of the same shape, s (H, X, A) the standard deviation of the noise on them.
+    N are visits, shaped as R; s (H, X, A) is the standard deviation of the noise on N.
     """
     noise = np.sqrt((s**2).sum(axis=-3, keepdims=True))
     visits = np.maximum(N.sum(axis=-3, keepdims=True), noise)
@@ -180,7 +180,7 @@ def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -
 
 
 def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:
-    """Adds terms whose layer axis is the `axes`-th from the end; `alike` also sums over layers."""
+    """Adds terms. Their layer axis is the `axes`-th from the end; `alike` also sums over layers."""
     if alike:
         terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
     total = terms[0]

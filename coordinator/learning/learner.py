@@ -1,7 +1,7 @@
 """The contract between a learner and whatever runs it: deployments out, private counts in.
 
 A learner is a deterministic state machine. It reads no clock and no global randomness. So a
-coordinator recovers the exact state of a learner: it replays the same observations into a fresh
+coordinator can recover the exact state of a learner, by giving the same observations to a fresh
 learner of the same `Problem`. The loop is
 
     while (deployment := learner.next_deployment()) is not None:
@@ -11,8 +11,8 @@ learner of the same `Problem`. The loop is
 Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
 Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
 
-`batch_counts` turns debiased counters into the counts that a learner takes, whichever families are
-sent. The other counts are sums of those: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
+`batch_counts` turns debiased counters of any families into the counts that a learner takes. Counts
+without counters of their own are sums: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
 N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). The variance of a sum is the sum of
 its terms' variances. `to_json` writes a learner's answers for the store and for events.
 """
@@ -40,17 +40,18 @@ Purpose = Literal["crude", "fine", "exploit", "manual"]
 NoiseModel = Callable[[int, int | None], float]
 """The variance of the noise on one counter, given n and the batch's layer (None: all layers).
 
-It is known before the batch runs. From it, a learner chooses n and computes E of Assumption 4."""
+It is known before the batch runs, so a learner uses it to choose n and to compute E of Assumption
+4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """All that a learner knows of its run and of the environment.
+    """Everything that a learner knows about its run and the environment.
 
     d1 (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
     guarantee of one user. delta is the probability that the confidence statements fail. `support`
-    and `homogeneous` are what is declared of the environment: its possible transitions, and that
-    all steps are alike. `seed` keys the learner's own draws (parametric bootstrap): these are
+    and `homogeneous` are the environment's declaration: its possible transitions, and whether all
+    steps are alike. `seed` keys the learner's own draws (parametric bootstrap), which are
     post-processing and protect nobody.
     """
 
@@ -86,12 +87,12 @@ class Deployment:
 class BatchCounts:
     """Unbiased private counts of one batch, before post-processing.
 
-    transitions (Hs, X, A, X), visits (Hs, X, A), rewards (Hs, X, A) or None if not counted; Hs is H
-    if the batch counts all layers, and 1 if it counts one. The variances are those of the noise on
-    each entry, of the same shapes. They are 0 for entries outside the support, as are the entries.
-    With the families `lean` and `joint`, no visits are sent: they are sums of the sent counts over
-    x' (and r). So visits and transitions agree exactly, and share their noise. `term` is the b of
-    Bernstein's inequality, the size of one term of the noise; it is the same for all entries
+    transitions are (Hs, X, A, X), visits (Hs, X, A) and rewards (Hs, X, A) or None if not counted.
+    Hs is H if the batch counts all layers, and 1 if it counts one. The variances of the noise on
+    the entries have the same shapes. Outside the support, entries and variances are 0. With the
+    families `lean` and `joint`, visits have no counters: they are sums of counts over x' (and r).
+    So visits and transitions agree exactly, and share their noise. `term` is the b of Bernstein's
+    inequality, the largest size of one term of the noise. It is the same for all entries
     (`common.mechanism.parameters.BatchNoise`).
     """
 
@@ -110,12 +111,13 @@ class BatchCounts:
 class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
-    active_before and active_after count active policies; policies that differ only in impossible
-    start states count as one. They are None if an implicit active set cannot be counted.
-    decisions_eliminated counts the (h, x, a) that no active policy takes any more. radius is the
-    elimination threshold in units of value, best_value the largest estimated value in the active
-    set. E is the precision of the stage's fine counts, infrequent the share of tuples (h, x, a, x')
-    in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq. 4).
+    active_before and active_after are the numbers of active policies; policies that differ only in
+    impossible start states count as one. They are None if an implicit active set cannot be counted.
+    decisions_eliminated is the number of (h, x, a) that no active policy takes any more. radius is
+    the elimination threshold in units of value, best_value the largest estimated value in the
+    active set. E is the precision of the stage's fine counts, infrequent the share of tuples (h, x,
+    a, x') in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq.
+    4).
     """
 
     stage: int
@@ -136,10 +138,10 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class LearnerSummary:
-    """The learner's answer so far: policy (H, X), its estimated value, and how it came about.
+    """The learner's answer so far: policy (H, X), its estimated value, and facts about the run.
 
-    `active` counts active policies; it is None if their number is not known. `constants` holds
-    every constant that shaped the run, by name.
+    `active` is the number of active policies, or None if it is not known. `constants` holds every
+    constant that shaped the run, by name. `radius` is None if the learner states none.
     """
 
     policy: PolicyArray
@@ -150,10 +152,11 @@ class LearnerSummary:
     episodes_total: int
     finished: bool
     constants: dict[str, str | int | float | bool] = field(default_factory=dict)
+    radius: float | None = None
 
 
 class Learner(Protocol):
-    """One learning run. Deterministic; see the module's docstring for the loop."""
+    """One learning run, which is deterministic. The module's docstring shows the loop."""
 
     def next_deployment(self) -> Deployment | None:
         """Returns the next deployment, or None when the run is over.
@@ -172,7 +175,7 @@ class Learner(Protocol):
 
 
 class LearnerError(ValueError):
-    """A learner cannot go on; the message says why and what to change."""
+    """Raised if a learner cannot go on; the message says why and what to change."""
 
 
 def batch_counts(
@@ -180,7 +183,8 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `variance` is the variance of the noise on each counter, `term` the size of one term of it.
+    `variance` is the variance of the noise on each counter, `term` the largest size of a term of
+    this noise.
 
     Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """
@@ -216,7 +220,7 @@ def to_json(value: StageResult | LearnerSummary) -> str:
 
 
 def json_float(value: float) -> float | str:
-    """Returns a number in a form that JSON holds: "Infinity", "-Infinity" and "NaN" are strings."""
+    """Returns a number as JSON can hold it: "Infinity", "-Infinity" and "NaN" are strings."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -6,8 +6,8 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
     d_0 = d1,    d_{h+1}(x') = sum_x d_h(x) P_h(x' | x, pi_h(x)).
 
 P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to x-dagger,
-the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so that state needs
-no row. r has shape (H, X, A). `...` stands for leading batch dimensions.
+the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so it needs no row.
+r has shape (H, X, A). `...` stands for leading batch dimensions.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Post-processing of private counts: Eq. 7, the add-on, E, flow, and the absorbing MDP of 000.
+"""Post-processing of private counts by paper 000: Eq. 7, add-on, E, flow and the absorbing MDP.
 
 Everything here is a function of released counts, so it costs no privacy.
 
 **Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), N the noisy visits
-N(x, a), and [l, u] = [N - E/4, N + E/4]. Eq. 7 asks for
+N(x, a), and [l, u] = [N - E/4, N + E/4], where E is the precision of Assumption 4. Eq. 7 asks for
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
 There are many minimisers. `project` returns the Euclidean projection of c onto the set {n >= 0, l
-<= sum n <= u}. It is a minimiser (the tests compare it with a linear program), it is unique, and it
-is continuous in the data. With c sorted in descending order and S_k its prefix sums,
+<= sum n <= u}. This projection is a minimiser (the tests compare it with a linear program), unique,
+and continuous in the data. With c sorted in descending order and S_k its prefix sums,
 
     lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
@@ -21,18 +21,21 @@ If u < 0, no n is feasible, and `project` returns n = 0.
     sum_{x,a} N_{h-1}(x, a, y) = sum_{a,x'} N_h(y, a, x')      for all y, h >= 1,
 
 in short B N = b. Private counts c violate them. `conserve` projects c onto these equations by least
-squares, weighted by precision. The projection is linear and unbiased, and takes stacks of counts.
-Only noise violates the equations, so the projection removes noise and nothing else. There are 1 +
-(H - 1) X independent equations for H X^2 A counts. So it removes the share
-(1 + (H - 1) X) / (H X^2 A) of the noise's total variance, and a far larger share in sums such as
-the visits of a state. If visits are counted separately (families `paper`), they enter with their
-own precision. With Sigma the covariance of the combined noise,
+squares, weighted by the inverse variances. The projection is linear and unbiased, and takes stacks
+of counts. Only noise violates the equations, so the projection removes noise and nothing else.
+There are 1 + (H - 1) X independent equations for H X^2 A counts. So the projection removes the
+share (1 + (H - 1) X) / (H X^2 A) of the noise's total variance, and a far larger share in sums such
+as the visits of a state. If visits have counters of their own (families `paper`), they enter with
+the inverse of their own variance. Let Sigma be the covariance of the combined noise, B' the
+transpose of B, and N the result:
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
-Transitions outside a declared support have no noise. They stay 0 in Eq. 7, the add-on and the flow.
+Transitions outside a declared support have no noise. They stay 0 in Eq. 7, in the add-on (see
+`consistent`) and in the projection.
 
-**Absorbing MDP** (000, section III-B). Tuples (h, x, a, x') in W lead to x-dagger, which earns 0:
+**Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). They lead
+to the state x-dagger, which earns 0:
 
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
     r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).
@@ -53,7 +56,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
 def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...), tolerance E/4 (counts).
+    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...) and the tolerance E/4.
 
     Raises ValueError if the tolerance E/4 is negative or the shapes disagree.
     """
@@ -85,10 +88,10 @@ def consistent(
     add_on: bool = True,
     possible: BoolArray | None = None,
 ) -> ConsistentCounts:
-    """Applies Eq. 7, then the add-on: E/2 to every pair, in equal parts for its `possible` tuples.
+    """Applies Eq. 7, then the add-on: each pair gets E/2, in equal parts for `possible` tuples.
 
-    transitions (..., X, A, X), visits (..., X, A), E in counts. Without `add_on`, the counts are
-    only projected: unbiased up to clipping, but possibly below the true ones.
+    Takes transitions (..., X, A, X), visits (..., X, A), and E in counts. Without `add_on`, counts
+    are only projected: they are unbiased up to clipping, but may be below the true counts.
     """
     mask = np.ones(transitions.shape[-1:], dtype=np.bool_) if possible is None else possible
     tuples = mask.sum(axis=-1, keepdims=True)
@@ -99,7 +102,7 @@ def consistent(
 
 
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
-    """Returns E of Assumption 4: with probability 1 - delta all noises are within E/4 (Bernstein).
+    """Returns E of Assumption 4: with probability 1 - delta, all noises are within E/4 (Bernstein).
 
     A counter's noise is a centred sum of independent terms. Each term is at most `term`, and
     `variance` is the variance of the sum. So P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s
@@ -140,8 +143,8 @@ def conserve(
 ) -> FloatArray:
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
-    `visits` (..., H, X, A) are visits counted separately, whose noise has 1 / `ratio` times the
-    variance of a transition count's noise. None means that visits are sums of transitions.
+    `visits` (..., H, X, A) are visits with counters of their own. Their noise has 1 / `ratio` times
+    the variance of a transition count's noise. None means that visits are sums of transitions.
     `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible
@@ -155,7 +158,7 @@ def conserve(
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
     """Returns s (H, X, A): for a row with k tuples, Sigma is the identity minus s in every entry.
 
-    The unit is a transition count's variance; s = ratio / (1 + k ratio).
+    The unit is a transition count's variance. Here s = ratio / (1 + k ratio).
     """
     return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
 
@@ -163,7 +166,7 @@ def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
 def imbalance(
     transitions: FloatArray, n: float, possible: BoolArray, ratio: float = 0.0
 ) -> FloatArray:
-    """Returns the part of counts (..., H, X, A, X) that true counts of n episodes never have.
+    """Returns the part of counts (..., H, X, A, X) that breaks the equations of flow.
 
     For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B.
     """
@@ -191,9 +194,10 @@ def leverage(possible: BoolArray) -> FloatArray:
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
     """Returns (B Sigma B')^-1 for a support (its bytes, shape H, X, A, X), without building B.
 
-    With s of `_share` and S summing a row's possible tuples, v' Sigma w = v'w - s (S v)'(S w). Row
-    0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and minus ones where
-    step h leaves it. Rows of states that cannot occur are empty; they get a one on the diagonal.
+    Let s be that of `_share`, and let S sum a row's possible tuples. Then v' Sigma w = v'w - s (S
+    v)'(S w). Row 0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and
+    minus ones where step h leaves it. Rows of B for states that cannot occur are empty; such a row
+    gets a one on the diagonal.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)

@@ -2,27 +2,28 @@
 
 User t contributes sigma_t, an array of one entry per counter; S_t = sigma_1 + ... + sigma_t. A
 Privatizer releases S_t plus noise: a sum of `terms(t)` independent draws of `noise`. Learners rely
-on:
+on three properties:
 
-- Unbiased: the noise has mean zero and variance terms(t) noise.variance, both known beforehand.
+- Unbiased: the noise has mean zero and the variance terms(t) * noise.variance, which is known
+  beforehand.
 - Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
-  `noise.deviation(terms(t), l)` in absolute value with probability at most 2 exp(-l). Let l = log(2
-  counters times / delta) and E = 4 deviation. By a union bound, with probability 1 - delta all
-  noises at these times are within E / 4. Then Eq. 7 and the add-on (`postprocess.consistent`,
-  5.1-5.2 of 004) give counts that satisfy the rest of the assumption: N(x,a) = sum_x' N(x,a,x'),
-  and N(x,a) is never below the true count and within E of it.
+  `noise.deviation(terms(t), l)` in absolute value with probability at most 2 exp(-l). For C
+  counters at m times, let l = log(2 C m / delta) and E = 4 deviation. By a union bound, with
+  probability 1 - delta all these noises are within E / 4. Then Eq. 7 and the add-on
+  (`postprocess.consistent`; Eq. 5.1 and 5.2 of 004) give counts that satisfy the rest of the
+  assumption: N(x,a) = sum_x' N(x,a,x'), and N(x,a) is at most E above the true count, never below.
 - Private, as stated below. Two populations are neighbours if one user is replaced by another.
 
 There are two calibrations. `paper` is the papers' Laplace noise, taken literally; `paper_guarantee`
-is the epsilon that it really gives. `tight` is the least noise for which we can prove (epsilon,
-beta)-DP: Laplace for few counters, Gaussian for many.
-
-This is for simulation: the noise comes from the caller's generator, which experiments seed. In the
-services, sums of batches get integer noise from the system's CSPRNG (`common.mechanism.workflow`).
+is the epsilon that this noise really gives. `tight` is the least noise for which we can prove
+(epsilon, beta)-DP: Laplace for few counters, Gaussian for many. Privatizers are for simulation: the
+noise comes from the caller's generator, which experiments seed. In the services, counts of batches
+get integer noise from the system's CSPRNG (`common.mechanism.workflow`).
 
 **Sensitivity.** Replacing one user lowers one entry and raises one, each by at most one, in every
 counter family at every step: `Sensitivity.of_cells(cells)` with `CounterLayout.cells`. Under full
-information (004), all losses in [0, 1] are shown and all may change: `Sensitivity.of_losses(X A)`.
+information (004), a user shows all losses in [0, 1], and all may change: `Sensitivity.of_losses(X
+A)`.
 
 **Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
 trusted agent sees every contribution and releases S_t for t = 1..T. The dyadic blocks of level j
@@ -41,20 +42,21 @@ Levels: contribution i is in at most one block of each level with 2^j <= T, so i
 blocks; contribution 1 is in that many. A learner of K episodes needs S_1..S_{K-1}, because policy k
 uses users i < k and nobody uses S_K. Hence T = K - 1, and there are (K-1).bit_length() = ceil(log2
 K) levels, as in Algorithm 4. Taken literally, Algorithm 4 also uses a leaf K, which has no index if
-K is a power of two; that leaf is not needed.
+K is a power of two. The leaf is not needed.
 
 Privacy: given the earlier releases, no other trajectory depends on the replaced user. So replacing
-user i changes only the blocks that contain i. If one contribution has the sensitivities Delta_1
-(L1) and Delta_2 (L2), the vector of all blocks has levels Delta_1 and sqrt(levels) Delta_2. The
-sums are functions of the noisy blocks. Laplace noise of b = levels Delta_1 / epsilon composes
-adaptively to epsilon-DP. The analytic Gaussian mechanism on the whole vector is (epsilon, beta)-DP,
-even if later contributions are chosen adaptively (Denisov et al. 2022). The policies shown to other
-users are post-processing, so by the billboard lemma (Hsu et al. 2014) the run is jointly DP.
+user i changes only the blocks that contain contribution i. If one contribution has the
+sensitivities Delta_1 (L1) and Delta_2 (L2), those of the vector of all blocks are levels * Delta_1
+and sqrt(levels) * Delta_2. The sums are functions of the noisy blocks. Laplace noise of scale b =
+levels * Delta_1 / epsilon composes adaptively to epsilon-DP. The analytic Gaussian mechanism on the
+whole vector is (epsilon, beta)-DP, even if later contributions are chosen adaptively (Denisov et
+al. 2022). The policies shown to other users are post-processing, so by the billboard lemma (Hsu et
+al. 2014) the run is jointly DP.
 
 `paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1: epsilon'
-= epsilon / (3 H log K)). It counts H changes in each family, but replacing a user makes 2 H. So it
-gives 2 epsilon-DP for replacing one user and epsilon-DP for adding or removing one. Under full
-information, where all X A losses are shown, the guarantee is weaker still.
+= epsilon / (3 H log K)). This noise is for H changes in each family, but replacing a user makes 2 H
+changes. So it gives 2 epsilon-DP for replacing one user and epsilon-DP for adding or removing one.
+Under full information, where a user shows all X A losses, the guarantee is weaker still.
 
 **Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
 
@@ -62,10 +64,10 @@ information, where all X A losses are shown, the guarantee is weaker still.
 
 so the noise on S_t has variance t Var Z. Privacy: the message of a user is the whole noisy
 contribution. Two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
-noise of b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
-beta)-LDP. A user sends once, so nothing composes. `paper` is Lap(3 H / epsilon) on three families.
-It counts H changes in each family, but two trajectories differ in 2 H, so it is 2 epsilon-LDP.
-Under joint DP, 004 puts the same noise on bandit losses (Lemma 5.6).
+noise of scale b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
+beta)-LDP. A user sends only one message, so nothing composes. `paper` is Lap(3 H / epsilon) on
+three families. This noise is for H changes in each family, but two trajectories differ in 2 H, so
+it is 2 epsilon-LDP. Under joint DP, 004 puts the same noise on bandit losses (Lemma 5.6).
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ NoiseLevels = Literal["paper", "tight"]
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The most that replacing one user changes all counters together, in L1 and L2 norm."""
+    """The largest change of all counters together if one user is replaced, in L1 and L2 norm."""
 
     l1: float
     l2: float
@@ -111,14 +113,14 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class AdditiveNoise:
-    """Independent noise of one kind; `scale` is b of Lap(b) or sigma of N(0, sigma^2)."""
+    """Independent noise of one kind. `scale` is b of Lap(b) or sigma of N(0, sigma^2)."""
 
     kind: NoiseKind
     scale: float
 
     @property
     def variance(self) -> float:
-        """Variance of one draw."""
+        """The variance of one draw."""
         return {"none": 0.0, "laplace": 2.0, "gaussian": 1.0}[self.kind] * self.scale**2
 
     def draw(self, generator: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
@@ -150,8 +152,8 @@ NO_NOISE = AdditiveNoise("none", 0.0)
 def least_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> AdditiveNoise:
     """Returns (epsilon, beta)-DP noise: Laplace or Gaussian, whichever has the smaller variance.
 
-    Laplace noise of b = Delta_1 / epsilon is epsilon-DP (Dwork et al. 2006); the least Gaussian
-    noise is that of Balle and Wang 2018, Theorem 8.
+    Laplace noise of scale b = Delta_1 / epsilon is epsilon-DP (Dwork et al. 2006), where Delta_1 is
+    the L1 norm. The least Gaussian noise is that of Balle and Wang 2018, Theorem 8.
     """
     unit = gaussian_variance(epsilon, beta, 1) / 2.0
     gaussian = AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
@@ -174,23 +176,23 @@ def noise_of_draw(
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
-    `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families, of
-    visits and rewards, the norm is 6 H, so `paper` gives 2 epsilon. With losses under full
-    information the norm is 4 H + X A.
+    `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families of
+    counts the norm is 6 H, so `paper` gives 2 epsilon. With losses under full information it is 4 H
+    + X A.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
 
 
 def tree_levels(T: int) -> int:
-    """Returns the largest number of blocks that contain one of T contributions; 0 if T = 0."""
+    """Returns the largest number of blocks that contain one contribution, if there are T."""
     return T.bit_length()
 
 
 class BinaryMechanism:
     """The Central Privatizer for T arrays of one shape; `variant` equalises the noise (Alg. 4).
 
-    All noise of a block is drawn when the block is complete, in the order of t; the extra draws of
-    the variant follow. `add` raises LearnerError after T contributions.
+    All noise of a block is drawn when the block is complete, in the order of t. Then come the extra
+    draws of the variant. `add` raises LearnerError after T contributions.
     """
 
     def __init__(
@@ -216,7 +218,7 @@ class BinaryMechanism:
             raise LearnerError(f"this Binary Mechanism was made for {self.T} contributions")
         self._t += 1
         self._total += sigma
-        # t completes the block of its lowest 1-bit, which replaces the blocks of lower levels.
+        # t completes the block of its lowest 1-bit; this block replaces those of lower levels.
         completed = (self._t & -self._t).bit_length() - 1
         self._blocks[:completed] = 0.0
         self._blocks[completed] = self.noise.draw(self._generator, self._total.shape)

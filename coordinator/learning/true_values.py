@@ -1,28 +1,28 @@
 """True values of deployments, supplied by the operator of a simulated environment.
 
-The coordinator does not know the environment. The operator of a simulated one knows V*, and V of
-every deployed mixture, exactly. Values supplied for a run are stored beside it and marked as
+The coordinator does not know the environment. The operator of a simulated environment knows V*, and
+V of every deployed mixture, exactly. Values supplied for a run are stored beside it and marked as
 supplied. No learner reads them. They give the exact pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
 where n_j is the number of episodes executed. The bands of a run cover all runs whose specs differ
 only in id and seeds and that executed at least as many episodes. A band is pointwise: the mean over
-these runs with a two-sided 95 % Student t interval. Between deployments, regret is linear and value
-is constant.
+these runs with a two-sided 95 % Student t interval. Between two deployments, regret is taken as
+linear and value as constant.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special  # `stats` costs every process half a second of start-up
+from scipy import special  # `stats` would slow every process's start by half a second
 
 from riffle.coordinator.learning.learner import FloatArray
 
 LEVEL = 0.95
 GRID = 200
-"""Number of points of a band along the episodes."""
+"""The number of points of a band along the episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the other runs that have as many episodes; None if none has."""
+    """Returns bands over a run and the others with at least as many episodes; None without any."""
     if not own.episodes.size:
         return None
     end = own.episodes[-1]
@@ -94,6 +94,6 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns half the interval's width for a mean of ``count`` >= 2 values of deviation ``sd``."""
+    """Returns half the width of a mean's interval for ``count`` >= 2 values of deviation ``sd``."""
     half: FloatArray = special.stdtrit(count - 1, (1 + LEVEL) / 2) * sd / np.sqrt(count)
     return half

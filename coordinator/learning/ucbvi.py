@@ -2,13 +2,13 @@
 
 `coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise in the
 same letters. A NumPy oracle in the tests takes the same draws from the same generators, in the same
-order, and gives the same policies. (Rows are summed in the order of x'. NumPy does so below eight
-states; with more, the last bit may differ.) All draws come from PCG64. An episode takes 1 + 2 H
-uniforms: one for the start, and two for the next state and the reward bit of every step. A
-completed block or a user's message takes one draw of noise for each counter. Inner loops run over
-pairs (h, x, a) for one x' at a time, so that they fill vector registers.
+order, and gives the same policies. (Rows are summed in the order of x'. NumPy does the same below
+eight states. With more states, the last bit may differ.) All draws come from PCG64. An episode
+takes 1 + 2 H uniforms: one for the start, and two for the next state and the reward bit of every
+step. A completed block or a user's message takes one draw of noise for each counter. Inner loops
+run over pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
-A policy's value comes from backward induction in the true MDP, computed only when the policy
+A policy's value comes from backward induction in the true MDP. It is computed only when the policy
 changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
@@ -27,7 +27,7 @@ AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the 
 
 
 class World(NamedTuple):
-    """The true MDP, its V*, and the running sums of d1 (start) and of the rows of P."""
+    """The true MDP, its V* (`optimum`), and running sums of d1 (`start`) and P (`following`)."""
 
     P: Floats
     r: Floats
@@ -38,7 +38,7 @@ class World(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, and the kind's logarithm."""
+    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, the kind's logarithm `iota`."""
 
     kind: int
     bonus_scale: float
@@ -48,9 +48,10 @@ class Exploration(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """A Privatizer. One draw of its noise has `scale` and `variance`; E is needed if log_term > 0.
+    """A Privatizer. One draw of its noise has `scale` and `variance`.
 
-    The kind NONE is UCBVI without privacy, which counts exactly.
+    If `log_term` > 0, E is computed from `log_term`. The kind NONE is UCBVI without privacy, which
+    counts exactly.
     """
 
     local: bool
@@ -64,7 +65,7 @@ class Privacy(NamedTuple):
 class Work(NamedTuple):
     """Scratch arrays: V (X,), counts (X, pairs) and the others (pairs,), with H X A pairs.
 
-    They are separate arrays, not rows of one, so that the compiler sees that they do not overlap.
+    They are not rows of one array, so that the compiler knows that they do not overlap.
     """
 
     V: Floats
@@ -82,9 +83,9 @@ class Work(NamedTuple):
 
 @compiled
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
-    """Runs one episode into `episode` (H, 4): x, a, x', reward bit.
+    """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
 
-    A drawn state is the first whose running sum exceeds a uniform draw, or else the last state.
+    A draw selects the first state whose running sum exceeds a uniform number, or the last state.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -125,8 +126,8 @@ def plan(
 ) -> bool:
     """Overwrites `policy` with the optimistic policy; returns whether it changed.
 
-    P (X', H X A), r and N (H X A,). noise = (variance of a transition count, variance of a reward
-    sum, E).
+    P is (X', H X A), r and N are (H X A,). `noise` has the variance of a transition count, the
+    variance of a reward sum, and E.
     """
     H, X = policy.shape
     pairs, V, changed = len(r) // H, work.V, False
@@ -160,7 +161,7 @@ def plan(
 def exploration(
     r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
 ) -> float:
-    """Returns the bonus b_h(x, a); `shift` measures the noise: E X for QIAO, else a variance."""
+    """Returns the bonus b_h(x, a). `shift` is the noise's size: E X for QIAO, else a variance."""
     width = bonus.iota / N
     if bonus.kind == AZAR:
         return float(7.0 * H * bonus.iota / np.sqrt(N))
@@ -190,7 +191,7 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 @compiled
 def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
-    """Adds an episode to N(x, a, x') (X', pairs), R and N (pairs,), exactly; updates P^ and r^."""
+    """Adds an episode to exact N(x, a, x') (X', pairs), R and N (pairs,); updates P^ and r^."""
     pairs, X = len(N) // len(episode), len(rows)
     for h in range(len(episode)):
         i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]
@@ -204,7 +205,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns AT_ONCE draws of `AdditiveNoise.draw`, (AT_ONCE, C), which NumPy makes quickly."""
+    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy makes many draws quickly."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
@@ -214,7 +215,7 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Releases the `total` of t contributions like `BinaryMechanism.add`; blocks (levels, C)."""
+    """Releases the `total` of t contributions as `BinaryMechanism.add` does; blocks (levels, C)."""
     completed = 0
     while not t >> completed & 1:
         completed += 1
@@ -228,10 +229,10 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects columns of c (X, pairs) as `postprocess.project` does; fills n, and N with its sums.
+    """Projects columns of c (X, pairs) as `postprocess.project` does; writes n and its sums N.
 
-    c is sorted by odd-even transposition. The order of its comparisons does not depend on the data,
-    so all pairs are sorted side by side.
+    Odd-even transposition sorts c. The order of its comparisons does not depend on the data, so all
+    pairs are sorted side by side.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second
@@ -326,7 +327,8 @@ def run(
 ) -> tuple[Floats, int]:
     """Runs UCBVI or private UCB-VI for checkpoints[-1] episodes.
 
-    Returns the regret at the checkpoints and the switches; `policy` becomes the last one deployed.
+    Returns the regret at the checkpoints, and how often the policy changed; sets `policy` to the
+    last policy.
     """
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
     private = privacy.kind != NONE

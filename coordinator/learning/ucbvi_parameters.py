@@ -3,7 +3,8 @@
 These are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy,
 and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of 004. This module
 has their bonuses and noise; `coordinator.learning.ucbvi` is the compiled learner. Services cannot
-run it: its policy may change with every episode, so there is no batch that could hide a user.
+run these learners: the policy may change with every episode, so there is no batch that could hide a
+user.
 
 Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
 h = H-1..0,
@@ -11,38 +12,39 @@ h = H-1..0,
     Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
 
 and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
-The monotone minimum with the previous Q is left out. With noisy counts, one underestimate would
-stay for ever, and the learners should differ only in their counts.
+The published UCBVI also takes the minimum with the previous Q. This step is left out for all
+learners, because with noisy counts one underestimate would stay for ever.
 
 Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee.
 Everything else is post-processing:
 
     noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
 
-Policy k uses S_{k-1}, so at most K - 1 contributions are summed and the tree has ceil(log2 K)
-levels. There are two sets of noise levels, named as in `privatizers`:
+Policy k uses the sum of k - 1 contributions. So at most K - 1 contributions are summed, and the
+tree has ceil(log2 K) levels. There are two sets of noise levels, named as in `privatizers`:
 
-- `paper`: three families (transitions, visits, rewards) with the documents' Laplace noise.
+- `paper`: three families (transitions, visits, rewards) with the papers' Laplace noise.
 - `tight`: two families (transitions and rewards; visits are sums). Replacing one user changes 4 H
-  counters. The noise is the lesser of Laplace and analytic Gaussian at the same (epsilon, beta).
+  counters. The noise is Laplace or analytic Gaussian, whichever has the smaller variance at the
+  same (epsilon, beta).
 
 There are two bonuses. Each is the same for every environment, and every run records its own:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
-  for N < 49 L^2, some ten thousand visits, so nothing is learned at K = 20,000.
+  for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
 - `paper` with privacy (Qiao and Wang 2023, Algorithm 1), on counts raised by the add-on of Eq. 7:
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
-  Their last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. This
-  minimum is H^2 for every N of interest, so the term is written with H here.
-- `practical`: one constant times Bernstein's bonus with estimated variances, plus another constant
-  times the standard deviation, to first order, that noise gives r~ + P~ V:
+  The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. This
+  minimum is H^2 for every N of interest, so the last term above has H in its place.
+- `practical`: a constant times Bernstein's bonus with estimated variances, plus another constant
+  times the standard deviation of the noise in r~ + P~ V, to first order:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
 
-  with iota = log(2 H X A K / delta). As in SDP-PE's preset `practical`, counts are projected with
+  with iota = log(2 H X A K / delta). As with SDP-PE's `practical`, counts are projected with
   tolerance zero and without the add-on, and a visit count is taken as at least `least_visits`
   standard deviations of its noise.
 """
@@ -69,14 +71,14 @@ FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
 
 @dataclass(frozen=True, slots=True)
 class Bonus:
-    """A bonus by name, and its constants; all but the name belong to `practical`.
+    """A bonus by name, and its constants. Only `practical` uses the constants.
 
-    bonus_scale multiplies the sampling bonus, noise_scale that of the privacy noise. In r~ and in
-    the bonuses, but not in P~, a pair's visits count as at least least_visits standard deviations
-    of their noise. So noise alone does not make a rarely visited pair look rewarding. The defaults
-    were chosen once from small grids at K = 20,000 and 200,000, epsilon = 1, on RiverSwim-v0,
-    Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds each, and are the same for all
-    environments, learners and epsilon.
+    bonus_scale multiplies the bonus for sampling, noise_scale the bonus for privacy noise. In r~
+    and in the bonuses, but not in P~, a pair's visits count as at least least_visits standard
+    deviations of their noise. So noise alone does not make a rarely visited pair look rewarding.
+    The defaults were chosen once from small grids at K = 20,000 and 200,000, epsilon = 1, on
+    RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0, a few seeds each, and are the
+    same for all environments, learners and epsilon.
     """
 
     name: BonusName = "practical"
@@ -88,7 +90,8 @@ class Bonus:
 def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
     """Returns the logarithms of the bonuses `practical`, UCBVI-CH and DP-UCBVI, in this order.
 
-    log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T / delta), T = K H.
+    They are log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T / delta) with T =
+    K H.
     """
     episodes = sizes.H * sizes.X * sizes.A * K / delta
     return math.log(2 * episodes), math.log(5 * episodes), math.log(30 * sizes.H * episodes)

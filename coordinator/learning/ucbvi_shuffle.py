@@ -1,7 +1,8 @@
 """UCBVI in batches: optimistic policies from the private counts of a few batches of users.
 
-UCBVI plans before every episode, but in the shuffle model a user hides in a batch. So the n_i users
-of batch i run policies with several bonus scales, all planned from the earlier batches:
+UCBVI plans before every episode, but in the shuffle model a batch hides its users. So the n_i users
+of batch i run policies with several bonus scales. All these policies are planned from the earlier
+batches:
 
     n_1 = first sigma X A,  mixture_1 = uniform over random policies
     for batch i = 1, 2, ..., as many as fit in (1 - exploit_share) K episodes:
@@ -14,26 +15,29 @@ of batch i run policies with several bonus scales, all planned from the earlier 
 
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
 visited equally often, batch 1 would visit each `first` sigma times at every step. So the noise sets
-the batch sizes, and K only decides how many there are (one factor stretches all to fill K).
+the least batch sizes, and K the number of batches. One factor then stretches all batches to fill
+K.
 
 **Counts.** Each batch's counts are projected on the equations of flow and added with weights w_i(h,
 x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of its
-noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` s
-pseudo-visits, distributed like the mean row over all steps; s is the standard deviation of the
-noise on its visits. So steps share one estimate until their counts rise above the noise. If all
-steps are declared to be alike, counts are summed over steps instead.
+noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` * s
+pseudo-visits, distributed like the mean row over all steps. Here s is the standard deviation of the
+noise on the visits to (h, x, a). So steps share one estimate until their counts rise above the
+noise. If all steps are declared to be alike, counts are summed over steps instead.
 
-**Bonus.** With v_T and v_R the variances of the noise on the sums, and N of at least s visits,
+**Bonus.** v_T and v_R are the variances of the noise on sums of transitions and rewards; N is taken
+as at least s:
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
 Transitions outside a declared support have v_T = 0, and X counts only possible successors.
 
-The terms are the standard deviations of the noise in r^ + P^ V_{h+1} and of a reward bit.
+The two terms of b_h are the standard deviations of the noise in r^ + P^ V_{h+1} and of a mean of N
+reward bits.
 
 Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
 regret: b_h is one standard deviation and no confidence bound, and shrinkage is biased if steps
-differ. `docs/algorithm.md` reports what was measured.
+differ. `docs/algorithm.md` reports measurements.
 """
 
 from __future__ import annotations
@@ -69,12 +73,12 @@ from riffle.coordinator.learning.postprocess import estimate_rewards
 SCALES = (0.0, 0.1, 0.4, 1.5)
 """The bonus scales c of a mixture's policies."""
 EXPLORERS = 64
-"""Number of random policies in the first mixture."""
+"""The number of random policies in the first mixture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A run's constants (see the module), the same for every environment, K and epsilon."""
+    """A run's constants (see the module). The defaults serve every environment, K and epsilon."""
 
     first: float = 1.5
     growth: float = 1.45
@@ -116,8 +120,8 @@ class Estimate:
 class UCBVIShuffle:
     """A `Learner`; see the module's docstring.
 
-    Raises LearnerError if K is too small for one batch. An error of ``problem.noise`` passes
-    through if the noise of a batch cannot be made.
+    Raises LearnerError if K is too small for one batch. If the noise of a batch cannot be made,
+    raises the error of ``problem.noise``.
     """
 
     def __init__(self, problem: Problem, options: Options | None = None) -> None:
@@ -135,7 +139,7 @@ class UCBVIShuffle:
 
     @property
     def batches(self) -> set[tuple[int, int | None]]:
-        """Sizes and layers of all batches; the exploiting batch counts only its first step."""
+        """The sizes and layers of all batches. The exploiting batch counts only its first step."""
         exploit = self.problem.K - sum(self.sizes)
         return {(n, None) for n in self.sizes} | ({(exploit, 0)} if exploit else set())
 
@@ -149,7 +153,7 @@ class UCBVIShuffle:
         return None
 
     def observe(self, counts: BatchCounts) -> None:
-        """Adds a batch's counts and plans the next mixture. There are no stages to return."""
+        """Adds a batch's counts and plans the next mixture. Returns no stage, as there are none."""
         asked = self.next_deployment()
         if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
             raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")

@@ -51,9 +51,14 @@ export async function ask(path, options) {
 export async function download(path) {
   const answer = await call(path);
   const named = /filename="([^"]+)"/.exec(answer.headers.get("Content-Disposition") ?? "");
+  save(await answer.blob(), named ? named[1] : "riffle.csv");
+}
+
+/** Saves a blob as a file. */
+export function save(blob, name) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(await answer.blob());
-  link.download = named ? named[1] : "riffle.csv";
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

@@ -1,8 +1,8 @@
 // Cards about batches: the way of every message, and how fast it went.
 
 import { chart } from "./chart.js";
-import { card, facts, h, say, table } from "./dom.js";
-import { count, number } from "./format.js";
+import { card, h, say, table } from "./dom.js";
+import { count, many, number } from "./format.js";
 
 /** Shows where every report and message of a batch went. */
 export class BatchesCard {
@@ -24,9 +24,9 @@ export class BatchesCard {
       { name: "failed", text: (row) => count(row.book?.failed) },
       { name: "\u03b5 spent", text: (row) => number(row.epsilon) },
       { name: "counts", text: plausibility, left: true },
-      { name: "balanced", text: (row) => balance(row.book), left: true },
+      { name: "balanced", text: balance, left: true },
     ], { empty: "Nothing is deployed yet.", onpage: (rows) => view.wanted(rows) });
-    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and the reports of a short batch.";
+    const note = "Balanced: accepted = forwarded + held + dropped at the shuffler, and opened + failed = n L here. Only the shuffler\u2019s operator sees refusals and the reports of a short batch. Every user is in one batch of all runs, so a user spends the largest \u03b5, not the sum.";
     this.element = card("batches", "Batches", this.open, this.table.element, this.sums, h("p", { class: "note" }, note));
   }
 
@@ -34,11 +34,11 @@ export class BatchesCard {
     const rows = deployments.map((one) => ({ ...one, book: books.get(one.index) }));
     this.table.show(rows);
     this.meter(rows.findLast((row) => row.state === "issued"));
-    const found = rows.flatMap((row) => row.book ?? []);
+    const found = rows.filter((row) => row.book && (row.state !== "issued" || row.book.balanced === false)).map((row) => row.book);
     const known = found.filter((book) => book.balanced !== null);
     const wrong = known.filter((book) => !book.balanced).length;
     const troubles = found.filter((book) => book.trouble);
-    const about = wrong ? `${wrong} of ${known.length} batches do not balance.` : `${known.length} batches checked, none out of balance.`;
+    const about = `${many(known.length, "batch", "batches")} checked, ${wrong || "none"} out of balance.`;
     say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).trouble}` : about);
     this.sums.hidden = found.length === 0;
   }
@@ -50,7 +50,7 @@ export class BatchesCard {
     const told = tenths !== null && tenths !== undefined;
     this.fill.hidden = !told;
     if (told) this.fill.value = tenths;
-    say(this.filled, told ? `Batch ${row.index} of ${count(row.n)} reports: ${tenths ? `at least ${tenths} tenths` : "less than a tenth"} full.` : `Batch ${row.index} of ${count(row.n)} reports is filling; how far is not shown.`);
+    say(this.filled, told ? `Batch ${row.index}, for ${many(row.n, "report")}: ${tenths ? `at least ${tenths} tenths` : "less than a tenth"} full.` : `Batch ${row.index}, for ${many(row.n, "report")}, is filling; how far is not shown.`);
   }
 }
 
@@ -59,8 +59,9 @@ function plausibility({ suspicious, test, deviation }) {
   return suspicious ? `SUSPICIOUS: ${test} off by ${number(deviation, 3)} sd` : "plausible";
 }
 
-function balance(book) {
+function balance({ book, state }) {
   if (!book) return "\u2013";
+  if (state === "issued" && book.balanced !== false) return "not yet"; // its counts are not known yet
   if (book.balanced === null) return "not known";
   return book.balanced ? "yes" : "NO";
 }
@@ -74,20 +75,17 @@ export class SpeedCard {
       whole: true,
       series: [{ name: "messages/s", colour: "--c1", width: 2 }],
     });
-    this.none = h("p", { class: "empty" }, "No batch is counted yet.");
     this.times = table("times-table", "Where the time went, all batches", [
       { name: "step", text: ([name]) => name, left: true },
       { name: "seconds", text: ([, value]) => number(value, 3) },
     ]);
-    this.facts = facts("work");
-    this.element = card("speed", "Throughput", this.facts.element, this.none, h("div", { class: "trio" }, this.rate.element, this.times.element));
+    this.work = h("p", { class: "sentence" });
+    this.element = card("speed", "Throughput", this.work, h("div", { class: "trio" }, this.rate.element, this.times.element));
   }
 
-  draw({ run, result }, { deployments }) {
-    this.facts.set("Messages opened", count(result?.messages_counted), `${count(result?.failed)} failed`);
-    this.facts.set("Policy switches", count(result?.policy_switches), `${count(run.deployments)} deployments`);
+  draw({ result }, { deployments }) {
+    say(this.work, `${count(result?.messages_counted)} messages opened, ${count(result?.failed)} failed.`);
     const rows = deployments.filter((one) => one.state === "counted" && one.settledAt > one.issuedAt);
-    this.none.hidden = rows.length > 0;
     this.rate.element.hidden = rows.length === 0;
     const rate = (one) => one.total / (one.settledAt - one.issuedAt);
     if (rows.length) this.rate.show([rows.map((one) => one.index), rows.map(rate)], `Newest batch: ${number(rate(rows.at(-1)), 3)} messages/s.`);

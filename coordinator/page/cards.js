@@ -1,10 +1,11 @@
 // The cards of a run's view; each draws one part of the run's state.
 
+import { save } from "./api.js";
 import { chart } from "./chart.js";
 import { BatchesCard, SpeedCard } from "./batches.js";
 import { deployForm } from "./deploy.js";
 import { card, h, say, table } from "./dom.js";
-import { count, estimate, number } from "./format.js";
+import { count, estimate, isKnown, number } from "./format.js";
 import { Head } from "./head.js";
 import { policyPicture } from "./policy.js";
 
@@ -13,26 +14,19 @@ export class Cards {
   constructor(run, view) {
     this.head = new Head(run, view);
     this.cards = [
-      new PolicyCard(view),
+      new PolicyCard(run, view),
       new ValueCard(run),
       new TruthCard(),
       new StagesCard(run),
       new BatchesCard(view),
-      new PrivacyCard(run),
       new SpeedCard(),
     ];
-    const [policy, value, truth, stages, batches, privacy, speed] = this.cards.map((one) => one.element);
-    const left = h("div", { class: "stack" }, policy, value, privacy);
-    const right = h("div", { class: "stack" }, truth, stages);
-    const manual = run.spec.learner === "manual" && run.state === "running";
-    const form = manual ? card("deploy", "Deploy by hand", deployForm(run, () => view.nudge())) : null;
-    this.form = { draw: (known) => form && (form.hidden = known.run.state !== "running") };
-    this.elements = [this.head.element, h("div", { class: "cards" }, form, left, right, batches, speed)];
-  }
-
-  /** The cards in order. */
-  get parts() {
-    return [this.head, this.form, ...this.cards];
+    const [policy, value, truth, stages, batches, speed] = this.cards.map((one) => one.element);
+    this.form = run.spec.learner === "manual" && run.state === "running" ? deployForm(run, view) : { draw() {} };
+    const left = h("div", { class: "stack" }, policy, value);
+    const right = h("div", { class: "stack" }, this.form.element, truth);
+    this.parts = [this.head, this.form, ...this.cards];
+    this.elements = [this.head.element, h("div", { class: "cards" }, left, right, stages, batches, speed), this.head.foot];
   }
 }
 
@@ -47,13 +41,13 @@ class ValueCard {
         { name: "estimate \u2212 radius", colour: "--c1", hidden: true },
         { name: "estimate + radius", colour: "--c1", hidden: true },
         { name: "stage's best", colour: "--c2", dots: true },
-        { name: "true value (supplied)", colour: "--c3", dash: [6, 4] },
+        { name: "true value (supplied)", colour: "--c3", width: 3 },
       ],
       bands: [[3, 2, "--c1-soft"]],
       whiskers: "--c1",
     });
     this.none = h("p", { class: "empty" }, "No batch with rewards is counted yet.");
-    const note = "Estimated from private counts alone; the band is the estimate\u2019s radius, cut at the possible values. Most batches explore, so their values are below the answer\u2019s.";
+    const note = "Estimated from private counts alone, also of batches that only explore; the band is the estimate\u2019s radius, cut at the possible values.";
     this.element = card("value", "Value", this.none, this.chart.element, h("p", { class: "note" }, note));
   }
 
@@ -90,7 +84,7 @@ class TruthCard {
     const best = { name: "optimal value V*", colour: "--c2", dash: [2, 3] };
     this.regret = chart("regret-chart", "Cumulative regret, by episodes executed", { x: "episodes executed", y: "reward lost", series: [...band("regret of this run"), { name: "ceiling, V* K", colour: "--c2", dash: [2, 3] }], bands });
     this.value = chart("truth-chart", "True value of what was deployed, by episodes executed", { x: "episodes executed", y: "reward an episode", series: [...band("value in this run").map((one) => ({ ...one, step: true })), best], bands });
-    this.none = h("p", { class: "empty" }, "No true values. The operator of a simulated environment can supply them (riffle up and riffle run do). The coordinator does not know them.");
+    this.none = h("p", { class: "empty" }, "Loading");
     this.note = h("p", { class: "note" });
     this.drawn = undefined;
     this.element = card("truth", "Regret and true value (simulated)", this.none, this.regret.element, this.value.element, this.note);
@@ -100,6 +94,7 @@ class TruthCard {
     if (truth === this.drawn) return;
     this.drawn = truth;
     const some = truth !== null && truth.regret.length > 0;
+    say(this.none, "No true values. The operator of a simulated environment can supply them (riffle up and riffle run do). The coordinator does not know them.");
     this.none.hidden = some;
     for (const one of [this.regret.element, this.value.element, this.note]) one.hidden = !some;
     if (!some) return;
@@ -141,67 +136,59 @@ function stepped(xs, ys, x) {
 
 class StagesCard {
   constructor(run) {
-    this.chart = chart("active-chart", "Active policies after each stage", {
-      x: "stage",
-      y: "policies, log scale",
-      series: [{ name: "active policies", colour: "--c1", width: 2 }],
-      whole: true,
-      log: true,
-    });
     const size = (value) => (value === null || value === undefined ? "not counted" : count(value));
-    this.table = table("stages-table", "Stages, newest first, with the sizes of the active set", [
+    this.table = table("stages-table", "Stages, newest first. Each stage estimates its radius anew", [
       { name: "stage", text: (one) => count(one.stage) },
       { name: "episodes", text: (one) => count(one.episodes) },
-      { name: "choices ruled out", text: (one) => count(one.decisions_eliminated), title: "choices (step, state, action) that no active policy takes" },
-      { name: "policies left", text: (one) => size(one.active_after) },
+      { name: `ruled out, of ${run.spec.horizon * run.spec.states * run.spec.actions} choices`, text: (one) => count(one.decisions_eliminated), title: "choices (step, state, action) that no active policy takes" },
+      { name: "left", text: (one) => size(one.active_after) },
       { name: "best value", text: (one) => number(one.best_value, 3) },
       { name: "radius", text: (one) => number(one.radius, 2), title: "a policy this far below the best is dropped" },
     ], { empty: run.spec.learner === "manual" ? "A run by hand has no stages." : "No stage is finished yet.", page: 8 });
-    this.none = h("p", { class: "note" }, "The active set is not enumerated: its size is not counted.");
-    this.element = card("stages", "Stages", this.chart.element, this.none, this.table.element);
+    this.left = h("p", { class: "sentence" });
+    this.element = card("stages", "Stages", this.left, this.table.element);
   }
 
   draw(_, { stages }) {
     this.table.show(stages);
-    const counted = stages.filter((one) => (one.active_after ?? 0) > 0);
-    this.chart.element.hidden = counted.length === 0;
-    this.none.hidden = stages.length === 0 || counted.length > 0;
-    if (!counted.length) return;
-    const first = counted[0];
-    const points = [[first.stage - 1, first.active_before], ...counted.map((one) => [one.stage, one.active_after])];
-    const last = counted.at(-1);
-    const columns = [points.map(([x]) => x), points.map(([, y]) => Math.max(1, y))];
-    this.chart.show(columns, `After stage ${last.stage}: ${count(last.active_after)} of ${count(first.active_before)} policies are left.`);
+    const last = stages.at(-1);
+    this.left.hidden = !last;
+    if (last) say(this.left, isKnown(last.active_after) ? `After stage ${last.stage}: ${count(last.active_after)} of ${count(stages[0].active_before)} policies are left.` : "The active set is not enumerated: its size is not counted.");
   }
 }
 
+const BEST = " (best so far)";
+
 class PolicyCard {
-  constructor(view) {
+  constructor(run, view) {
     this.view = view;
     this.picture = policyPicture("policy-picture");
     this.choice = h("select", { id: "policy-of", onchange: () => this.chosen() });
     this.none = h("p", { class: "empty" }, "Nothing is deployed yet.");
-    const row = h("p", { class: "row" }, h("label", { for: "policy-of" }, "Policy of"), this.choice);
+    const row = h("p", { class: "row" }, h("label", { for: "policy-of" }, "Policy of"), this.choice, h("button", { type: "button", onclick: () => save(new Blob([JSON.stringify(this.policy)]), `${run.id.slice(0, 8)}-policy.json`) }, "Download the policy"));
     const legend = h("p", { class: "note" }, "Rows are states x, columns are steps h, numbers are actions. A frame with a corner mark shows a change since the policy before.");
-    this.shown = h("div", {}, row, this.picture.element, legend);
+    this.tried = h("p", { class: "sentence" }, "A policy to try, not an answer.");
+    this.shown = h("div", {}, this.tried, row, this.picture.element, legend);
     this.element = card("policy", "Policy", this.none, this.shown);
     this.events = null;
     this.options = "";
     this.touched = false;
   }
 
-  draw(_, events) {
+  draw({ run }, events) {
     this.events = events;
+    this.tried.hidden = run.stage > 0;
     const last = events.stages.length - 1;
-    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}${i === last ? " (the answer)" : ""}`]).reverse();
-    const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}`]).reverse();
+    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}${i === last ? BEST : ""}`]).reverse();
+    const best = events.stages.length ? null : run.value_estimate;
+    const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}${isKnown(best) && one.value === best ? BEST : ""}`]).reverse();
     const options = [...stages, ...deployed];
     this.none.hidden = options.length > 0;
     this.shown.hidden = options.length === 0;
     const text = JSON.stringify(options);
     if (text === this.options) return;
     this.options = text;
-    const kept = this.touched ? this.choice.value : options[0]?.[0];
+    const kept = this.touched ? this.choice.value : (options.find(([, name]) => name.endsWith(BEST)) ?? options[0])?.[0];
     if (!options.length) return;
     this.choice.replaceChildren(...options.map(([value, name]) => h("option", { value }, name)));
     if (options.some(([value]) => value === kept)) this.choice.value = kept;
@@ -217,7 +204,7 @@ class PolicyCard {
     const index = Number(this.choice.value.slice(1));
     if (this.choice.value[0] === "d") return this.deployed(index).catch((error) => this.view.failed(error));
     const { stage, policy, before } = this.events.stages[index];
-    return this.picture.show(policy, before, `Stage ${stage}, best policy`);
+    return this.show(policy, before, `Stage ${stage}, best policy`);
   }
 
   /** The likeliest policy of a deployed mixture, beside that of the deployment before. */
@@ -226,29 +213,16 @@ class PolicyCard {
     if (this.choice.value !== `d${index}`) return;
     const [policy, share] = likeliest(now);
     const name = now.weights.length > 1 ? `Deployment ${index}, likeliest of ${now.weights.length} policies (probability ${number(share, 3)})` : `Deployment ${index}`;
-    this.picture.show(policy, before ? likeliest(before)[0] : null, name);
+    this.show(policy, before ? likeliest(before)[0] : null, name);
+  }
+
+  show(policy, before, name) {
+    this.policy = policy;
+    this.picture.show(policy, before, name);
   }
 }
 
 function likeliest({ policies, probabilities }) {
   const share = Math.max(...probabilities);
   return [policies[probabilities.indexOf(share)], share];
-}
-
-/** Says what a user spends; the table of batches has what each batch spent. */
-class PrivacyCard {
-  constructor(run) {
-    this.budget = run.spec.epsilon;
-    this.text = h("p", { class: "sentence" });
-    const note = "Every user is in one batch of all runs, so batches compose in parallel: a user spends the largest, not the sum.";
-    this.element = card("privacy", "Privacy", this.text, h("p", { class: "note" }, note));
-  }
-
-  draw({ result }, { deployments }) {
-    if (!result) return;
-    const within = result.within_budget ? "within the budget" : "BEYOND the budget";
-    const beyond = deployments.filter((one) => one.epsilon === Infinity).length;
-    const unbounded = beyond ? ` ${beyond} batches have no bound: their noise was seeded, or nobody\u2019s noise can be relied on.` : "";
-    say(this.text, `A user spends at most \u03b5 = ${number(result.epsilon)} of ${number(this.budget)} at \u03b2 = ${number(result.beta)}: ${within}.${unbounded}`);
-  }
 }

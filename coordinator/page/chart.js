@@ -28,7 +28,7 @@ export function dropCharts() {
 /** A chart of `series` [{ name, colour, dash, width, dots, step, hidden }] over one x; `x` and `y`
  * name the axes, `bands` pairs series (upper, lower, colour). `show(columns, sentence, limit)`
  * draws it: columns[0] is x, and y goes from zero to the largest value or the limit. A chart in a folded card is drawn when the card is opened. */
-export function chart(id, title, { x, y, series, bands = [], log = false, whole = false, whiskers = null }) {
+export function chart(id, title, { x, y, series, bands = [], whole = false, whiskers = null }) {
   const holder = h("div", { class: "plot", "aria-hidden": "true" });
   const sentence = h("p", { id: `${id}-text`, class: "sentence" });
   const readout = h("output", { class: "readout" });
@@ -82,7 +82,7 @@ export function chart(id, title, { x, y, series, bands = [], log = false, whole 
     const shown = all.map((column) => kept.map((i) => column[i]));
     holder.dataset.points = kept.length;
     if (plot === null) {
-      plot = new uPlot(settings({ x, y, series, bands, log, whole, whiskers, width: holder.clientWidth, read, span }), shown, holder);
+      plot = new uPlot(settings({ x, y, series, bands, whole, whiskers, width: holder.clientWidth, read, span }), shown, holder);
       charts.add(plot);
       return;
     }
@@ -106,11 +106,11 @@ export function chart(id, title, { x, y, series, bands = [], log = false, whole 
 }
 
 function key(one) {
-  const mark = h("span", { class: `mark ${one.colour.slice(2)} ${one.dots ? "dots" : one.dash ? "dash" : ""}` });
+  const mark = h("span", { class: `mark ${one.colour.slice(2)} ${one.dots ? "dots" : one.dash ? (one.dash[0] > 2 ? "dash" : "dotted") : ""}` });
   return one.hidden ? null : h("li", {}, mark, one.name);
 }
 
-function settings({ x, y, series, bands, log, whole, whiskers, width, read, span }) {
+function settings({ x, y, series, bands, whole, whiskers, width, read, span }) {
   const axis = {
     stroke: () => colour("--soft"),
     grid: { stroke: () => colour("--line"), width: 1 },
@@ -122,21 +122,15 @@ function settings({ x, y, series, bands, log, whole, whiskers, width, read, span
     height: HEIGHT,
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
-    scales: { x: { time: false }, y: log ? { distr: 3 } : { range: span } },
+    scales: { x: { time: false }, y: { range: span } },
     axes: [
       { ...axis, label: x, values: briefly, space: 64, size: 28, incrs: whole ? WHOLE : undefined },
-      { ...axis, label: y, values: briefly, size: 52, splits: log ? powers : undefined },
+      { ...axis, label: y, values: briefly, size: 52 },
     ],
     series: [{}, ...series.map(line)],
     bands: bands.map(([high, low, name]) => ({ series: [high, low], fill: () => colour(name) })),
     hooks: { setCursor: [read], draw: whiskers ? [(plot) => drawWhiskers(plot, whiskers)] : [] },
   };
-}
-
-/** The powers of ten between two values. */
-function powers(_, __, low, high) {
-  const first = Math.ceil(Math.log10(low));
-  return Array.from({ length: Math.floor(Math.log10(high)) - first + 1 }, (___, i) => 10 ** (first + i));
 }
 
 const briefly = (_, ticks) => ticks.map((value) => (value === null ? "" : brief(value)));
@@ -171,7 +165,7 @@ function line(one) {
     spanGaps: true,
     paths: one.step ? uPlot.paths.stepped({ align: -1 }) : undefined,
     points: one.dots
-      ? { show: true, size: 8, fill: () => colour(one.colour), stroke: () => colour(one.colour) }
+      ? { show: true, size: 5, fill: () => colour(one.colour), stroke: () => colour(one.colour) }
       : { show: (_, __, from, to) => !one.hidden && to - from < FEW, size: 4 },
   };
 }

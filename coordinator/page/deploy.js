@@ -2,16 +2,18 @@
 // too large to fill in.
 
 import { ask } from "./api.js";
-import { h, say } from "./dom.js";
+import { card, h, say } from "./dom.js";
+import { count } from "./format.js";
 
 const LARGEST_TABLE = 400;
 
-/** The form of a manual run; calls `onsent(deployment)` once it is deployed. */
-export function deployForm(run, onsent) {
+/** The form of a manual run: { element, draw }. It starts from the policy that was deployed last. */
+export function deployForm(run, view) {
   const { states, actions, horizon } = run.spec;
   const editor = states * horizon <= LARGEST_TABLE ? grid(states, actions, horizon) : written(states, horizon);
   const episodes = h("input", { id: "deploy-n", type: "number", min: "1", step: "1", required: true, inputmode: "numeric" });
   const answer = h("p", { role: "status", class: "answer" });
+  let started = 0;
   const send = h("button", { type: "submit", class: "primary" }, "Deploy");
   const form = h(
     "form",
@@ -29,7 +31,7 @@ export function deployForm(run, onsent) {
       const body = { policy: editor.policy(), episodes: Number(episodes.value) };
       const made = await ask(`/v1/runs/${run.id}/deployments`, { method: "POST", body });
       say(answer, `Deployment ${made.index} is issued: ${made.n} episodes, ${made.messages} messages a report.`);
-      onsent(made);
+      view.nudge();
     } catch (error) {
       answer.className = "answer wrong";
       say(answer, `Not deployed: ${error.message}`);
@@ -38,12 +40,21 @@ export function deployForm(run, onsent) {
     }
   }
 
-  return form;
+  const element = card("deploy", "Deploy by hand", form);
+
+  function draw({ run: { state, spec, episodes: used } }, { deployments }) {
+    element.hidden = state !== "running";
+    episodes.placeholder = `1 to ${count(spec.episodes - used)}`;
+    if (deployments.length && !started++) view.mixture(deployments.length - 1).then(({ policies }) => editor.start(policies[0]));
+  }
+
+  return { element, draw };
 }
 
 function grid(states, actions, horizon) {
+  const options = () => Array.from({ length: actions }, (_, action) => h("option", { value: action }, String(action)));
   const choices = Array.from({ length: horizon }, (_, step) =>
-    Array.from({ length: states }, (_, x) => choice(step, x, actions)),
+    Array.from({ length: states }, (_, x) => h("select", { "aria-label": `action at step ${step} in state ${x}` }, options())),
   );
   const head = h("tr", {}, h("td", {}), choices.map((_, step) => h("th", { scope: "col" }, `h${step}`)));
   const rows = Array.from({ length: states }, (_, x) =>
@@ -62,12 +73,8 @@ function grid(states, actions, horizon) {
   return {
     element: h("div", {}, whole, actions <= 12 ? h("p", { class: "row" }, fills) : null),
     policy: () => choices.map((column) => column.map((one) => Number(one.value))),
+    start: (policy) => choices.forEach((column, step) => column.forEach((one, x) => (one.value = String(policy[step][x])))),
   };
-}
-
-function choice(step, x, actions) {
-  const options = Array.from({ length: actions }, (_, action) => h("option", { value: action }, String(action)));
-  return h("select", { "aria-label": `action at step ${step} in state ${x}` }, options);
 }
 
 function written(states, horizon) {
@@ -75,6 +82,7 @@ function written(states, horizon) {
   const text = h("textarea", { id: "deploy-policy", rows: "8", required: true, spellcheck: "false", "aria-label": hint });
   return {
     element: h("div", {}, h("p", { class: "note" }, hint), text),
+    start: (policy) => (text.value = JSON.stringify(policy)),
     policy() {
       try {
         return JSON.parse(text.value);

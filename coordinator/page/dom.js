@@ -1,4 +1,6 @@
-// Elements without HTML strings, which the page's policy forbids: cards, facts and tables.
+// Elements without HTML strings, which the page's policy forbids: cards, labelled lines, tables.
+
+import { count } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const PAGE = 15;
@@ -38,29 +40,16 @@ export function card(id, title, ...children) {
   return h("section", { id, class: "card", "aria-labelledby": `${id}-title` }, fold);
 }
 
-/** A list of names and values. */
-export function facts(id) {
-  const list = h("dl", { id, class: "facts" });
-  const values = new Map();
-  return {
-    element: list,
-    set(name, value, note = "") {
-      if (!values.has(name)) {
-        const parts = [h("dd", {}), h("dd", { class: "note" })];
-        list.append(h("div", {}, h("dt", {}, name), ...parts));
-        values.set(name, parts);
-      }
-      say(values.get(name)[0], value);
-      say(values.get(name)[1], note);
-    },
-  };
+/** A list of names, each with its elements. */
+export function labelled(id, lines) {
+  return h("dl", { id }, Object.entries(lines).flatMap(([name, parts]) => [h("dt", {}, name), h("dd", {}, parts)]));
 }
 
 /** A table of `columns` [{ name, text(row), left }], newest rows first, a page at a time; `show(rows)`
  * draws it where it changed. On a phone every row is a block, and each value has its column's name. */
 export function table(id, caption, columns, { page = PAGE, empty = "Nothing yet.", onpage } = {}) {
   const body = h("tbody");
-  const head = h("tr", {}, columns.map((one) => header(one)));
+  const head = h("tr", {}, columns.map(({ name, left, title }) => h("th", { scope: "col", class: left ? "left" : null, title }, name)));
   const whole = h("table", {}, h("caption", {}, caption), h("thead", {}, head), body);
   const frame = h("div", { class: "scroll", role: "region", "aria-label": `${caption}, scrollable`, tabindex: "0" }, whole);
   const note = h("span", { class: "note" });
@@ -91,7 +80,7 @@ export function table(id, caption, columns, { page = PAGE, empty = "Nothing yet.
     pager.hidden = rows.length <= page;
     newer.disabled = skipped === 0;
     older.disabled = rows.length - skipped <= page;
-    say(note, `${found.length} of ${rows.length}`);
+    say(note, `${skipped + 1} to ${skipped + found.length} of ${count(rows.length)}`);
     const text = JSON.stringify(found);
     if (text === drawn) return;
     drawn = text;
@@ -106,10 +95,6 @@ export function table(id, caption, columns, { page = PAGE, empty = "Nothing yet.
     },
     shown,
   };
-}
-
-function header({ name, left, title }) {
-  return h("th", { scope: "col", class: left ? "left" : null, title }, name);
 }
 
 function line(cells, columns) {

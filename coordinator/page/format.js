@@ -4,13 +4,16 @@ const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const SHORT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
 const TIME = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 const PLACES = new Map(); // making a format takes longer than using it a hundred times
-const NONE = "\u2013";
+export const NONE = "\u2013";
 
 /** Whether there is a value. */
 export const isKnown = (value) => value !== null && value !== undefined;
 
 /** A whole number with separators. */
 export const count = (value) => (!isKnown(value) ? NONE : WHOLE.format(value));
+
+/** A count with its noun, whose plural may be irregular. */
+export const many = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 
 /** A number with `digits` significant digits; infinity comes as the string "Infinity". */
 export function number(value, digits = 4) {

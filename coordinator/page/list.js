@@ -2,11 +2,12 @@
 
 import { ask } from "./api.js";
 import { h, say } from "./dom.js";
-import { count, number, when } from "./format.js";
+import { count, when } from "./format.js";
 import { repeat } from "./link.js";
+import { answer, nextStep } from "./state.js";
 
 const SECONDS = 3;
-const NAMES = ["Run", "State", "Environment", "Learner", "Episodes counted", "\u03b5", "Started"];
+const NAMES = ["Run", "Episodes counted", "Answer", "How sure", "Next"];
 
 /** The view of all runs. */
 export function listView({ link, signal, refused }) {
@@ -25,10 +26,10 @@ export function listView({ link, signal, refused }) {
   function draw() {
     if (runs === null) return;
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = runs.filter((run) => words.every((word) => searched(run).includes(word)));
+    const shown = runs.filter((run) => words.every((word) => `${run.name} ${run.spec.environment} ${run.spec.learner} ${run.state} ${run.id}`.toLowerCase().includes(word)));
     none.hidden = shown.length > 0;
     frame.hidden = !none.hidden;
-    none.replaceChildren(...(runs.length ? [h("p", {}, "No run matches.")] : welcome()));
+    none.replaceChildren(...(runs.length ? ["No run matches."] : ["There are no runs yet. Create one with ", h("code", {}, "riffle run"), " or by ", h("code", {}, "POST /v1/runs"), ". It appears here by itself."]));
     say(found, `${shown.length} of ${runs.length} runs`);
     const lines = shown.map((run) => row(rows, run));
     const same = lines.length === body.children.length && lines.every((line, i) => body.children[i] === line);
@@ -42,37 +43,26 @@ export function listView({ link, signal, refused }) {
   return element;
 }
 
-const searched = (run) => `${run.name} ${run.spec.environment} ${run.spec.learner} ${run.state} ${run.id}`.toLowerCase();
-
-function welcome() {
-  return [
-    h("p", {}, "There are no runs yet. Create one with ", h("code", {}, "riffle run"), " or by ", h("code", {}, "POST /v1/runs"), ". It appears here by itself."),
-  ];
-}
-
 /** A run's row, made once and then kept up to date. */
 function row(rows, run) {
   if (!rows.has(run.id)) rows.set(run.id, newRow(run));
-  const { line, state, progress, bar } = rows.get(run.id);
+  const { line, state, progress, title, sure, next, bar } = rows.get(run.id);
+  const found = answer(run, { listed: true });
   state.className = `state ${run.state}`;
   say(state, run.trouble ? `${run.state}, waiting` : run.state);
   say(progress, `${count(run.episodes)} of ${count(run.spec.episodes)}`);
+  say(title, found.title);
+  say(sure, found.sure);
+  say(next, nextStep(run, undefined, found, "Open the run: its page has the policy, and says how sure it is."));
   bar.value = run.episodes;
   return line;
 }
 
 function newRow(run) {
-  const state = h("span", {});
-  const progress = h("span", {});
+  const [state, progress, title, sure, next] = Array.from({ length: 5 }, () => h("span", {}));
   const bar = h("progress", { max: run.spec.episodes, "aria-label": `episodes counted of ${run.name}` });
   const link = h("a", { href: `#/runs/${run.id}` }, run.name);
-  const line = h(
-    "tr",
-    {},
-    h("th", { scope: "row", class: "left" }, link, h("span", { class: "note id" }, run.id.slice(0, 8))),
-    [[state], [run.spec.environment], [run.spec.learner], [bar, progress], [number(run.spec.epsilon)], [when(run.created_at)]].map(
-      (parts, i) => h("td", { class: "left", "data-name": NAMES[i + 1] }, parts),
-    ),
-  );
-  return { line, state, progress, bar };
+  const about = h("p", { class: "note" }, `${run.spec.environment}, ${run.spec.learner}, ${when(run.created_at)}`);
+  const cells = [[h("div", {}, progress, bar)], [title], [sure], [next]].map((parts, i) => h("td", { class: "left", "data-name": NAMES[i + 1] }, parts));
+  return { line: h("tr", {}, h("th", { scope: "row", class: "left" }, link, " ", state, about), cells), state, progress, title, sure, next, bar };
 }

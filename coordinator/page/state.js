@@ -1,6 +1,6 @@
 // The state of a run, built from its events, and what it says so far. No network and no DOM here.
 
-import { count, isKnown, number } from "./format.js";
+import { count, number, when } from "./format.js";
 
 export const OVER = { run_finished: "finished", run_failed: "failed", run_stopped: "stopped" };
 const SETTLED = ["counted", "rejected", "abandoned"];
@@ -76,42 +76,55 @@ export function spoken(event) {
   return texts[event.kind]?.() ?? null;
 }
 
-/** The answer of a run so far: { value, radius, settled, sure }; value is null before the first. The
- * radius is that of the last stage (SDP-PE), or of the batch that measured the answer. */
-export function answer({ run, result }, { deployments, stages }) {
-  const confidence = `${number(100 * (1 - run.spec.delta))} % confidence`;
-  const stage = stages.at(-1);
-  if (stage) {
-    const sure = `With ${confidence}, no policy is better by more than ${number(stage.radius, 2)}. The estimate of its value is less sure.`;
-    return found(stage.best_value, stage.radius, sure);
+const BEGUN = { finished: "Learned", failed: "Until the run failed", stopped: "Until the run was stopped" };
+const NONE_YET = { running: "None yet", finished: "None: the run ended too early", failed: "None: the run failed", stopped: "None: the run was stopped" };
+
+/** The answer of a run so far: { value, settled, title, sure }; value is null before the first.
+ * `inUse`: whether the newest batch runs it; `best`: the largest value of any policy, if it is known;
+ * `doubt`: a warning, or ""; `listed`: for the list of runs, which knows no true values or warnings. */
+export function answer(run, { inUse = false, best = Infinity, doubt = "", listed = false }) {
+  const byHand = run.spec.learner === "manual";
+  const { radius } = run;
+  if (run.value_estimate === null || (byHand && radius === null)) {
+    const missing = run.state === "failed" ? failure(run).cause : byHand ? "no batch is counted" : "the first stage of learning is not finished";
+    return { value: null, settled: false, title: NONE_YET[run.state], sure: `Not known${run.state === "running" ? " yet" : ""}, because ${missing}.` };
   }
-  if (!result?.policy || run.stage === 0) return { value: null };
-  const value = result.value_estimate;
-  const measured = deployments.findLast((one) => one.value === value);
-  const newest = measured ?? deployments.findLast((one) => isKnown(one.value));
-  if (!newest) return found(value, Infinity, "This learner states no error, and no batch has measured a value.");
-  const [low, high] = [-1, 1].map((sign) => number(Math.max(0, newest.value + sign * newest.radius), 2));
-  const range = `between ${low} and ${high} (${confidence})`;
-  const sure = measured
-    ? `Batch ${newest.index} measured it: ${range}. Other policies may be better.`
-    : `This learner states no error. The newest measured batch, ${newest.index}, earned ${range}.`;
-  return found(value, newest.radius, sure);
+  const value = Math.min(run.value_estimate, best);
+  const settled = radius === null || radius < value;
+  const began = !settled ? "A guess" : doubt ? "In doubt" : (BEGUN[run.state] ?? (inUse ? "Learned and in use" : "So far"));
+  const found = { value, settled, title: `${began}: a policy that earns about ${number(value, 3)} an episode` };
+  if (radius === null) return { ...found, sure: "Not known: this learner states no error." };
+  const verdict = !settled ? "Not sure: with" : doubt ? "In doubt, for the reason below. Otherwise, with" : "Quite sure: with";
+  const grade = `${verdict} probability ${number(100 * (1 - run.spec.delta))} %`;
+  if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, listed, cut: run.value_estimate > value, explores: run.state === "running" && !inUse }) };
+  const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
+  return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.` };
 }
 
-const found = (value, radius, sure) => ({ value, radius, sure, settled: radius < value });
+/** The answer of a stage, which bounds how far its policy is below the best; `cut`: to the best's true value. */
+function bounded({ value, settled, title }, radius, grade, { began, listed, cut, explores }) {
+  const [worth, loss] = [number(value, 3), number(radius, 2)];
+  const more = explores ? " The run still explores, so the policy may change." : "";
+  if (!settled) return { title: `A guess: a policy that may earn up to ${loss} an episode less than the best`, sure: `${grade}, no policy earns over ${loss} more. But that is more than the guess itself seems to earn, ${worth}.${more}` };
+  if (listed) return { title: `A policy within ${loss} an episode of the best`, sure: "Not checked here: its page says." };
+  if (cut) return { title: `${began}: a policy that earns between ${number(value - radius, 3)} and ${worth} an episode`, sure: `${grade}. The best policy earns ${worth}, as the supplied true values say.${more}` };
+  return { title: `${title}, at most ${loss} (${number((100 * radius) / value, 2)}\u00a0%) less than the best`, sure: `${grade}, no policy earns over ${loss} more. The ${worth} is an estimate and may be too high.${more}` };
+}
 
-const ENDED = {
-  failed: "Remove the cause above and start a new run: a failed run cannot go on, and its users cannot report again.",
-  stopped: "Start a new run to learn more: a stopped run cannot go on.",
-};
+/** Why a run failed, and what its message asks to check. */
+function failure(run) {
+  const [cause, check] = run.message.split("; check ");
+  return { cause, act: check ? `Check ${check}` : "Mend the cause, and choose users who have not reported yet" };
+}
 
-/** What the operator of a run does next. */
-export function nextStep({ run }, { deployments }, { value, settled }) {
-  if (run.state in ENDED) return ENDED[run.state];
-  if (run.state === "finished") return settled ? "Use the policy below." : "Run again with more episodes: the error is as large as the value.";
-  if (run.trouble) return "Remove the cause above; the run then goes on by itself.";
-  if (run.spec.learner !== "manual") return value === null ? "Wait for the first stage: the run goes on by itself while nodes report." : "Wait: the run goes on by itself while nodes report.";
-  const last = deployments.at(-1);
-  if (last && !isSettled(last)) return `Wait: batch ${last.index} is filling or being counted.`;
-  return `Deploy a policy below: ${count(run.spec.episodes - run.episodes)} episodes are left.`;
+/** What the operator of a run does next; `last`: its newest deployment; `act`: what to do with an answer. */
+export function nextStep(run, last, { value, settled }, act = "Use the policy: download it under Policy.") {
+  const use = value !== null && settled ? act : "";
+  if (run.state === "failed") return `${use} ${failure(run).act}, then start a new run (riffle run).${value === null ? "" : ` Cause: ${failure(run).cause}.`}`.trim();
+  if (run.state !== "running") return use || `Start a new run${run.state === "stopped" ? "" : " with more episodes"} (riffle run). This one is over.`;
+  if (run.trouble) return `${use} Mend this, and the run goes on by itself: ${run.trouble}.`.trim();
+  if (run.spec.learner === "manual" && (!last || isSettled(last))) return `Deploy ${value === null ? "a policy" : "another policy, or this one again to be surer,"} under Deploy by hand. ${count(run.spec.episodes - run.episodes)} episodes are left.`;
+  if (last?.purpose === "exploit") return `${use} The run ends by itself.`;
+  const check = value === null && last?.state === "issued" ? ` If batch ${last.index} is not full by ${when(last.issuedAt + run.spec.batch_seconds)}, check that nodes run.` : "";
+  return `Nothing to do: the run goes on by itself while nodes report.${check}`;
 }

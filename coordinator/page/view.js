@@ -27,7 +27,7 @@ class RunView {
     this.path = `/v1/runs/${id}`;
     this.id = id;
     this.events = unknownRun();
-    this.known = { run: null, result: null, truth: null, books: new Map(), deployments: new Map() };
+    this.known = { run: null, result: null, truth: undefined, books: new Map(), deployments: new Map() };
     this.element = h("div", { id: "run" }, h("p", { class: "note", role: "status" }, "Loading the run\u2026"));
     this.cards = null;
     this.spokenAt = 0;

@@ -1,4 +1,4 @@
-"""Runs in progress: the driver of each run, and the path of its batches from deposit to result.
+"""Runs in progress: each run's driver, and the path of the run's batches from deposit to result.
 
     routes -> Coordinator -> Drivers -> Driver --> BatchExchange -> ShufflerClient, Analyzer
                                           |`-----> RunLearner ----> Learner, Issuer

@@ -28,17 +28,17 @@ from riffle.coordinator.store.transactions import Store
 LONGEST_WAIT_SECONDS = 30.0
 RETRY_SECONDS = 5.0
 RENEWALS = 3
-"""How many times a lease is renewed before it would expire."""
+"""A lease is renewed this many times in the time for which it lasts."""
 
 
 @dataclass
 class Drivers:
     """This replica's drivers, by run. Takes leases of runs that nobody drives, and renews them.
 
-    A replica that stops normally releases its leases. The leases of a replica that was killed last
-    until they expire. Then the first replica that looks takes its runs over, as after a crash.
-    ``make_driver`` makes the driver of a lease. Its second argument is the run's learner in its
-    state at the first deployment, or None.
+    A replica that stops normally releases its leases. If a replica is killed, its leases last until
+    they expire. Then the first other replica that looks takes over its runs. ``make_driver`` makes
+    the driver of a lease. Its second argument is the run's learner in its state at the first
+    deployment, or None.
     """
 
     store: Store
@@ -60,7 +60,7 @@ class Drivers:
         self._renewing = asyncio.create_task(self._renew_until_closed())
 
     async def close(self) -> None:
-        """Stops driving. Another replica takes the runs over, or this one at its next start."""
+        """Stops driving. Another replica takes over the runs, or this replica at its next start."""
         self._closing.set()
         if self._renewing is not None:  # not cancelled: it may just have taken leases
             await asyncio.wait([self._renewing])
@@ -87,7 +87,7 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Restarts a run's driver, to end its long poll, after another replica stopped the run."""
+        """Restarts a run's driver, and so ends its long poll, after a stop at another replica."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
@@ -132,8 +132,8 @@ class Drivers:
 class Coordinator:
     """All runs of one store. Make and close it inside a running event loop.
 
-    ``clock`` returns seconds since 1970. ``test_entry``: runs may be seeded. ``stall_seconds``: see
-    `Driver`.
+    ``clock`` returns seconds since 1970. With ``test_entry``, runs may be seeded. For
+    ``stall_seconds`` see `Driver`.
     """
 
     store: Store
@@ -175,19 +175,20 @@ class Coordinator:
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving. Nothing is lost, because `start` resumes the runs."""
+        """Stops driving; then nothing uses the store. `start` resumes the runs."""
         for task in self._tasks:
             task.cancel()
-        if self._restarts:  # otherwise each would drive a run that nobody halts
-            await asyncio.wait(self._restarts)
+        # A restart that goes on would start a driver that nobody halts.
+        if ending := {*self._tasks, *self._restarts}:
+            await asyncio.wait(ending)
         await self.drivers.close()
 
     async def create(self, spec: RunSpec) -> str:
         """Creates a run with its first deployment and starts driving it; returns its id.
 
-        Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``trust-refused`` (for its
-        aggregation), ``batch-too-small`` (naming the smallest n), or ``wrong-state`` if the id has
-        another spec.
+        Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``trust-refused`` (because of
+        the aggregation), ``batch-too-small`` (naming the smallest n), or ``wrong-state`` if another
+        run has this id.
         """
         if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
@@ -286,8 +287,8 @@ class Coordinator:
     async def _abandon_unknown(self) -> None:
         """Abandons the shuffler's open batches that this store lacks because it is an older copy.
 
-        Nobody would count them, so no user should spend a report on them. The shuffler is asked
-        before the store, because every replica stores a batch before it deposits the batch.
+        Nobody would count them, so no user should spend a report on them. The shuffler's list is
+        read before the store, because every replica stores a batch before depositing it.
         """
         while True:
             try:
@@ -316,7 +317,7 @@ class Coordinator:
 
 
 def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentRecord:
-    """Answers a retry: returns the deployment that the first try issued."""
+    """Returns the deployment that an earlier request issued, as the answer to a retry."""
     for row in reversed(rows):
         if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row

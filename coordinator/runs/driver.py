@@ -6,12 +6,12 @@ the store and does the one step that the deployment's state needs; `coordinator.
 steps. Every step may be repeated, so a crash costs at most one step.
 
 If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
-pauses. Once a run was stopped or has failed, its driver abandons a batch that is not sealed. It
-still settles a sealed batch, because the batch's users have already reported.
+pauses. Once a run has been stopped or has failed, its driver abandons the run's batch if it is not
+sealed. The driver still settles a sealed batch, because the batch's users have already reported.
 
-A driver uses a batch's state and, once the batch is sealed or over, its number of episodes. The
-shuffler shows it no number that grows with every report: such a number would tell when reports
-came.
+The shuffler shows a coordinator an open batch's state, its fill in tenths of n, and why nodes
+decline it. Of a batch that is over it shows how many episodes were run at most. It shows no number
+that grows with every report, because such a number would tell when single reports came.
 """
 
 import asyncio
@@ -68,11 +68,11 @@ Step = Callable[[RunRecord, DeploymentRecord], Awaitable[str | None]]
 
 @dataclass
 class Driver:
-    """Carries out one run until it is over and the shuffler holds nothing of it any more.
+    """Carries out one run until the run is over and the shuffler has erased its batches.
 
     ``clock`` returns seconds since 1970. If a batch makes no visible progress for
-    ``stall_seconds``, that becomes the run's trouble. ``running`` (is the run running?) and
-    ``trouble`` (why can it not go on?) are what this driver saw last.
+    ``stall_seconds``, the run's trouble says so. ``running`` says whether the run was running at
+    this driver's last turn, and ``trouble`` why it could not go on.
     """
 
     lease: RunLease
@@ -97,7 +97,7 @@ class Driver:
                 pass
 
     async def _turn(self) -> bool:
-        """Does the next step; returns False when no step will ever be needed again."""
+        """Does the next step. Returns False once the run will need no further step."""
         signal = self.signals.signal(self.lease.run_id)
         try:
             run, row = await in_thread(self.store.next_work, self.lease.run_id)
@@ -130,7 +130,8 @@ class Driver:
     # -- failures --------------------------------------------------------------------------------
 
     async def _attempt(self, run: RunRecord, row: DeploymentRecord) -> None:
-        """Does the step that ``row`` needs. If it fails, it is tried again, or the run fails."""
+        """Does the step that ``row`` needs. If it fails, waits for the next try or fails the
+        run."""
         try:
             try:
                 trouble = await self._step(run, row)(run, row)
@@ -150,7 +151,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Waits before the step's next try if the error may be temporary; else fails the run."""
+        """Waits before the next try if the error may be temporary; otherwise fails the run."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -169,7 +170,7 @@ class Driver:
         self.signals.fire(self.lease.run_id)
 
     async def _pause(self, run: RunRecord | None, error: RiffleError) -> None:
-        """Waits; every further failure in a row makes the wait longer."""
+        """Waits. Every further failure in a row makes the wait longer."""
         if run is None:
             self.trouble = error.detail
         else:
@@ -179,7 +180,7 @@ class Driver:
         await asyncio.sleep(max(pause, error.retry_after or 0))
 
     async def _explain(self, run: RunRecord, trouble: str) -> None:
-        """Sets why the run cannot go on ("" if it can); logs and stores a change."""
+        """Sets the run's trouble ("" if it can go on). Logs and stores a change."""
         before = run.trouble if self.trouble is None else self.trouble
         self.trouble = trouble
         if trouble == before or run.state != "running":
@@ -209,17 +210,18 @@ class Driver:
     async def _stalled(self, row: DeploymentRecord) -> str | None:
         """Returns the trouble of an open batch that has not visibly grown for a while, or None.
 
-        The shuffler shows the coordinator only how many tenths are full, and only of large batches.
+        The coordinator sees a batch grow only in tenths of n, and only if the batch is large.
         """
         fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
             self._progress = (row.index, fill), self.clock()
         if self.clock() - self._progress[1] < self.stall_seconds:
             return None
-        seen = "with no report to be seen" if fill is None else f"at {fill} tenths"
+        seen = f"with {fill} tenths of its reports" if fill else "with no report to be seen"
         return (
-            f"batch {row.index} has been waiting for {self.stall_seconds:g} s or longer {seen}: do "
-            "enough nodes run, enrolled and not revoked, with users who have not reported yet?"
+            f"batch {row.index} has been waiting for {self.stall_seconds:g} s or longer {seen}; "
+            "check that enough nodes run, enrolled and not revoked, that their users have not "
+            "reported yet, and that their logs do not refuse the batch"
         )
 
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
@@ -259,8 +261,8 @@ class Driver:
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
 
-        If the coordinator draws the noise, the noisy counts are committed before anything else sees
-        them. From then on only the committed counts are used (see `Store.release`).
+        If the coordinator draws the noise, it commits the noisy counts before anything else sees
+        them. From then on it uses only the committed counts (see `Store.release`).
         """
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
@@ -294,17 +296,17 @@ class Driver:
         """Commits a change that writes an event, and wakes the run's followers."""
         try:
             await in_thread(change, *args, **kwargs)
-        finally:  # the change is made even if this driver is stopped meanwhile
+        finally:  # the change is committed even if this driver is stopped meanwhile
             self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change after which a batch no longer needs its key; then erases unused keys."""
+        """Commits a change after which a batch no longer needs its key. Then erases unused keys."""
         change(*args, **kwargs)
         self.keys.erase_unused(self.store.keys_in_use)
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error with which a run fails: the learner's, or one that names the log."""
+    """Returns the error with which a run fails: the learner's, or a reference to the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

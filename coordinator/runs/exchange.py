@@ -1,7 +1,7 @@
 """The exchange with the shuffler about one batch: deposit, wait, fetch and open, acknowledge.
 
-This module interprets the shuffler's refusals that concern one batch, and passes other errors to
-the driver. Every step may be repeated.
+This module interprets the shuffler's refusals that concern one batch. It passes other errors to the
+driver. Every step may be repeated.
 """
 
 import asyncio
@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 
-from riffle.common.protocol.descriptor import Context, parse, sign_deposit
+from riffle.common.protocol.descriptor import Context, parse
 from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.signatures import sign_deposit
 from riffle.common.protocol.wire import BatchState, BatchStatus
 from riffle.coordinator.batches.analyzer import Analyzer, OpenedBatch
 from riffle.coordinator.batches.shuffler_client import Messages, ShufflerClient
@@ -20,16 +21,16 @@ from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
 STATUS_SECONDS = 10.0
-"""Longest wait for a status, so that a batch's trouble is seen within half a minute."""
+"""The longest wait for a status, so that a run shows its batch's trouble within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
-EXPIRED = "expired or was abandoned"
+EXPIRED = "expired before it was full"
 FULL: tuple[BatchState, ...] = ("sealed", "forwarded")
 Timings = MutableMapping[str, float]
 
 
 class BatchGoneError(Exception):
-    """The batch will never be counted; ``reason`` says why. ``episodes`` were executed for it."""
+    """Raised if a batch that executed ``episodes`` will never be counted; ``reason`` says why."""
 
     def __init__(self, reason: str, episodes: int) -> None:
         super().__init__(reason)
@@ -39,7 +40,7 @@ class BatchGoneError(Exception):
 
 @contextlib.contextmanager
 def timed(timings: Timings, part: str) -> Iterator[None]:
-    """Records how many seconds a block took, as ``part``; nothing if the block raises."""
+    """Records the seconds that a block took as ``part``; records nothing if the block raises."""
     start = time.perf_counter()
     yield
     timings[part] = time.perf_counter() - start
@@ -59,7 +60,7 @@ class BatchExchange:
 
         Raises BatchGoneError if the batch expired, or if its key was erased before anybody saw the
         batch. Raises LocalError ``unavailable`` if the clocks disagree: every new issue would be
-        late as well, and the deployment's tries would soon be used up.
+        late, too, and would use up the deployment's reissues.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -83,10 +84,10 @@ class BatchExchange:
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
         """Waits for the last report, for one long poll at most; returns the status.
 
-        Abandons an expired batch, unless it fills first; the next call tells which happened.
+        Abandons an expired batch unless it is full. The next call tells what became of it.
 
-        Raises BatchGoneError if the batch expired, was abandoned or is lost, and LocalError
-        ``wrong-state`` if the batch is further at the shuffler than in this store.
+        Raises BatchGoneError if the batch expired, was abandoned or is lost. Raises LocalError
+        ``wrong-state`` if the shuffler's state of the batch is later than this store's.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -98,7 +99,9 @@ class BatchExchange:
         if status.state in FULL:
             return status
         if status.state == "abandoned":
-            raise BatchGoneError(EXPIRED, status.episodes or 0)
+            expired = row.descriptor.expires_at <= self.clock()
+            reason = EXPIRED if expired else "was given up before it was full"
+            raise BatchGoneError(reason, status.episodes or 0)
         if status.state != "open":
             raise LocalError(
                 "wrong-state",
@@ -112,7 +115,7 @@ class BatchExchange:
         return status
 
     async def withdraw(self, row: DeploymentRecord) -> BatchStatus:
-        """Returns the status of a full batch; abandons any other.
+        """Returns the status of a full batch; abandons any other batch.
 
         Raises BatchGoneError if the batch was not full, or was never deposited.
         """
@@ -132,9 +135,9 @@ class BatchExchange:
     ) -> OpenedBatch:
         """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
 
-        Raises BatchGoneError if the shuffler has lost the messages. They also count as lost if this
-        store is an older copy and the newer store has counted the batch: only the newer store knows
-        what was spent, and the batch's users cannot report again.
+        Raises BatchGoneError if the shuffler has lost or erased the messages. It has erased them if
+        this store is an older copy and the newer store counted the batch. In that case, only the
+        newer store knows what was spent, and the batch's users cannot report again.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)
@@ -142,10 +145,9 @@ class BatchExchange:
             return await self.analyzer.open(context, messages)
 
     async def acknowledge(self, row: DeploymentRecord) -> None:
-        """Tells the shuffler to erase a settled batch, and which of its messages failed.
+        """Tells the shuffler which messages of a settled batch failed, so that it erases the batch.
 
-        A refusal is only logged. The counts are already stored, and a shuffler that has nothing to
-        erase must not end the run.
+        A refusal is only logged, because the counts are already stored and the run can go on.
         """
         try:
             await self.shuffler.acknowledge(row.batch_id, row.messages_sha256 or "", row.named)
@@ -158,7 +160,8 @@ class BatchExchange:
             try:
                 self.analyzer.check_key(context)
             except LocalError:
-                # Messages that cannot be opened are not fetched again and again.
+                # Without the key, the messages are not fetched, because every try would fetch them
+                # again.
                 if (await self.shuffler.status(row.batch_id, 0.0)).state in FULL:
                     raise
                 raise _lost(row) from None

@@ -1,8 +1,8 @@
-"""The learner of a run: it is rebuilt by replay, sees each batch's counts, and sets the next step.
+"""The learner of a run: its replay, the counts that it observes, and the run's next step.
 
-A learner is deterministic (`coordinator.learning.learner`), so a fresh one that observes the stored
-private counts in order ends in the state of the lost one. Every stored deployment must be the one
-that the replayed learner asks for; otherwise the run must not go on.
+A learner is deterministic (`coordinator.learning.learner`). So a fresh learner that observes the
+stored private counts in order reaches the state of the lost learner. Every stored deployment must
+be what the replayed learner asks for; otherwise the run must not go on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,11 @@ class RunLearner:
         """Adds the learner's results and the run's next step to a batch's settlement.
 
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
-        are not used and the deployment is issued again. Other counts are checked for lies. The
-        learner sees suspicious counts of messages too: otherwise one liar could stop every run and
-        use up its users. The batch is marked, and the operator decides. Sums are not used if they
-        are suspicious beyond what the promised fraction of reports without data explains, because
-        one dishonest report can set every counter to any value.
+        are not used and the deployment is issued again. Other counts are checked for lies.
+        Suspicious counts of messages are marked for the operator, but the learner still uses them:
+        otherwise one liar could stop every run and use up its users. Suspicious sums are not used,
+        because one dishonest report can set every counter to any value. A sum is suspicious if the
+        promised fraction of reports without data does not explain its counts.
         """
         if run.state != "running":
             return settlement
@@ -72,7 +72,8 @@ class RunLearner:
         """Issues a deployment again because its batch was not counted, or fails the run.
 
         The learner expects n reports, so the whole deployment is issued again. The episodes
-        executed may then exceed K (see `RunSpec.reissues`). A run that is over gets no next step.
+        executed may then exceed K (see `RunSpec.reissues`). If the run is over, there is no next
+        step.
         """
         if run.state != "running":
             return NextStep()
@@ -82,8 +83,8 @@ class RunLearner:
             place = {"index": len(rows), "step": row.step}
             return NextStep(issue=self.issuer.issue(run.id, run.spec, row.deployment, **place))
         failure = (
-            f"the batch of deployment {row.index} (n={row.n}) {reason}; it was the last of {tries} "
-            "tries; check that enough honest nodes serve users who have not reported yet"
+            f"the batch of deployment {row.index} (n={row.n}) {reason}; this was try {tries} "
+            f"of {tries}; check that enough honest nodes serve users who have not reported yet"
         )
         return NextStep(failure=failure)
 
@@ -97,7 +98,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _current(self, run: RunRecord) -> Learner:
-        """Returns the learner in its present state; a manual one is always rebuilt by replay."""
+        """Returns the learner in its present state. Replay always rebuilds a manual learner."""
         if self.learner is None or run.spec.learner == MANUAL:
             learner = self.registry.build(run.spec)
             replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))
@@ -110,7 +111,7 @@ def replay(
 ) -> None:
     """Gives a fresh learner all counts of its run, and checks every deployment on the way.
 
-    Raises LocalError ``wrong-state`` if the learner asks for other deployments than are stored.
+    Raises LocalError ``wrong-state`` if the learner asks for a deployment other than a stored one.
     """
     for row in rows:
         if row.state == "counted":

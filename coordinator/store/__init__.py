@@ -1,5 +1,5 @@
-"""The coordinator's durable state: tables, records, queries, transactions. It makes no decision.
+"""The coordinator's durable state: tables, records, queries, transactions; it decides nothing.
 
-``transactions.py`` has every transaction, made of the parts in ``writes.py``; ``queries.py`` has
-every read.
+``transactions.py`` has every transaction that writes, made of parts in ``writes.py``.
+``queries.py`` has every read.
 """

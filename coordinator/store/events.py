@@ -1,7 +1,7 @@
 """Events of a run, which clients can follow, and the signals that wake these followers.
 
-A run's events are numbered 1, 2, ...; each is written in the transaction of the change it reports.
-A stream sends the events after ``Last-Event-ID`` and waits for more until the run is over.
+A run's events are numbered 1, 2, ... Each is written in the transaction of the change that it
+reports. A stream sends the events after ``Last-Event-ID`` and waits for more until the run is over.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""Prefix of the notification that an operator stopped a run; other ones are just a run's id."""
+"""The prefix of the notification that an operator stopped a run. Others are a run's id alone."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """Seconds until waiters read a shared store again, because a notification may be lost."""
 ALONE_RECHECK_SECONDS = 30.0
-"""The same for a store that only this process writes to."""
+"""Seconds until waiters read a store again that only this process writes to."""
 
 
 class ChangeSignals:
     """Wakes the waiters in this process when a run changes.
 
-    A waiter takes a signal *before* it reads the store, then waits on the signal, and so misses no
+    A waiter takes a signal *before* it reads the store, then waits on the signal. So it misses no
     change in between. In any case it reads again after ``recheck_seconds``. ``closed`` means that
     the service is stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        """``shared``: other replicas change the same store."""
+        """Prepares the signals. ``shared`` says whether other replicas change the same store."""
         self.recheck_seconds = SHARED_RECHECK_SECONDS if shared else ALONE_RECHECK_SECONDS
         self._signals: dict[str, asyncio.Event] = {}
         self.closed = False

@@ -1,4 +1,4 @@
-"""Records: the rows of the store as values, and the functions that read them."""
+"""Records: the store's rows as values, and the functions that make them from rows."""
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class RunLease:
 
 
 class LeaseLostError(LocalError):
-    """Another replica drives the run."""
+    """Raised if another replica drives the run."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__("wrong-state", f"run {run_id} is driven by another replica now")
@@ -49,9 +49,10 @@ class LeaseLostError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run. ``message`` says why it failed; "" means that it did not.
+    """A run.
 
-    ``trouble`` says why the run cannot go on now; "" means that it can.
+    ``message`` says why the run failed, or is "". ``trouble`` says why the run cannot go on now; ""
+    means that it can.
     """
 
     id: str
@@ -97,7 +98,7 @@ class DeploymentRecord:
 
     @property
     def executed(self) -> int:
-        """Upper bound of the episodes executed for it. Regret, result and K count this number."""
+        """An upper bound of the episodes executed for it, as regret, result and K count them."""
         return executed_at_most(self.state, self.n, self.episodes_executed)
 
     @property
@@ -115,7 +116,7 @@ def executed_at_most(state: DeploymentState, n: int, reported: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Numbers of a run's deployments and of its counted episodes."""
+    """The numbers of a run's deployments and of its counted episodes."""
 
     deployments: int = 0
     episodes: int = 0
@@ -123,7 +124,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """An opened batch's entry in the ledger. ``check`` tests its counts, if they are used."""
+    """An opened batch's entry in the ledger. ``check`` is None if its counts were not tested."""
 
     index: int
     spend: Spend
@@ -136,7 +137,7 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened in a run; ``data`` as in the stream of events."""
+    """Something that happened in a run. ``data`` is the event's data in the stream of events."""
 
     id: int
     kind: str
@@ -158,7 +159,7 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """All that one opened batch changes; the store commits it as one transaction."""
+    """Everything that an opened batch changes. The store commits it as one transaction."""
 
     index: int
     spend: Spend
@@ -172,7 +173,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """The event: ``reject`` if more reports were dishonest than promised, else ``count``."""
+        """The event: ``count`` if the counts may be used, else ``reject``."""
         return "count" if self.spend.within_promise else "reject"
 
 

@@ -1,6 +1,6 @@
 """The coordinator's tables. `common.server.database` opens the database.
 
-Raise the version of the schema with every change of a table.
+Every change of a table must raise the version of the schema.
 """
 
 from functools import partial
@@ -77,7 +77,7 @@ deployments = Table(
     Column("state", String(16), nullable=False),
     Column("acknowledged", Boolean, nullable=False),
     Column("messages_sha256", String(64)),
-    # Positions of failed messages, kept from settlement until the shuffler is told.
+    # Positions of failed messages, kept from settlement until the shuffler knows them.
     Column("named", Text),
     Column("episodes_executed", BigInteger, nullable=False),
     Column("issued_at", Float, nullable=False),
@@ -92,7 +92,7 @@ counts = Table(
     "counts", metadata, *_of_deployment(Column("histogram", LargeBinary, nullable=False))
 )
 
-# One row for each batch whose noise the coordinator drew itself, from the draw to settlement.
+# One row, until settlement, for each batch whose noise the coordinator has drawn itself.
 released = Table(
     "released",
     metadata,
@@ -119,7 +119,7 @@ ledger = Table(
         Column("opened", BigInteger, nullable=False),
         Column("failed", BigInteger, nullable=False),
         Column("recorded_at", Float, nullable=False),
-        # The `batches.counts.CountCheck` of the counts, if they are used.
+        # The `batches.counts.CountCheck` of the counts, if they were tested.
         Column("test", String(16)),
         Column("deviation", Float),
         Column("chance", Float),
@@ -150,4 +150,4 @@ events = Table(
 
 
 open_store = partial(open_database, SCHEMA)
-"""Opens the store at a URL; raises as `common.server.database.open_database` does."""
+"""Opens the store at a URL; raises the errors of `common.server.database.open_database`."""

@@ -5,10 +5,10 @@ inside its transaction and raises before it writes. Methods block; callers run t
 
 Run leases. One replica at a time drives a run. A lease is a row with its holder, the time until
 which it is held, and a fence: a number that grows by one whenever a holder takes the run. Every
-transaction of a driver first checks the fence. So a driver that is held up (by a pause or a cut
-network) until another one has taken the run can change nothing. Its calls to the shuffler may still
-arrive, but a repeated call does no harm. If replicas' clocks differ by more than a lease lasts,
-runs move between replicas needlessly. Safety does not depend on clocks.
+transaction of a driver first checks the fence. A driver may be held up, by a pause or a cut
+network, until another driver has taken the run. Then it can change nothing any more. Its calls to
+the shuffler may still arrive, but a repeated call does no harm. If replicas' clocks differ by more
+than a lease lasts, runs move between replicas needlessly. Safety does not depend on clocks.
 """
 
 import json
@@ -54,7 +54,8 @@ FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).w
 class Store(Queries):
     """The reads of `Queries`, and all transactions that write.
 
-    ``active_key`` returns the public key that new batches must be sealed to; None allows any.
+    ``active_key`` returns the public key to which new batches must be sealed. With None, any key is
+    allowed.
     """
 
     def __init__(self, url: str, head: Head, active_key: Callable[[], str] | None = None) -> None:
@@ -84,7 +85,8 @@ class Store(Queries):
         """Records a run with its first deployment, and leases it to ``holder`` until ``until``.
 
         Returns the lease, or None if the same run exists already. Raises RemoteError
-        ``wrong-state`` if the id has another spec, and LocalError as `writes.add_deployment` does.
+        ``wrong-state`` if the id's run has another spec, and the LocalErrors of
+        `writes.add_deployment`.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": "", "trouble": ""}
         with self._for_good() as connection:
@@ -106,7 +108,7 @@ class Store(Queries):
         """Records a manual deployment.
 
         Raises RemoteError ``wrong-state`` if the run is over, another deployment is under way or
-        the run's episodes are used up, and LocalError as `writes.add_deployment` does.
+        the run's episodes are used up, and the LocalErrors of `writes.add_deployment`.
         """
         with self._for_good() as connection:
             run = read_run(connection, run_id)
@@ -115,7 +117,7 @@ class Store(Queries):
             return read_deployment(connection, run_id, issue.index)
 
     def stop(self, run_id: str, now: float) -> None:
-        """Stops a run, whoever drives it; its driver then settles or abandons its batch.
+        """Stops a run, whoever drives it. The driver then settles or abandons the run's batch.
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
@@ -124,7 +126,7 @@ class Store(Queries):
             notify(connection, STOPPED + run_id)
 
     def add_true_values(self, run_id: str, supplied: TrueValueSpec) -> None:
-        """Adds true values of deployments; repeated ones change nothing.
+        """Adds true values of deployments. Repeated values change nothing.
 
         Raises RemoteError ``unknown-run``, ``unknown-deployment``, or ``wrong-state`` if other
         values are recorded.
@@ -138,8 +140,8 @@ class Store(Queries):
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases to ``holder`` all runs with work that nobody drives.
 
-        ``start`` also leases the runs that this holder still held when it last ended. On SQLite,
-        which belongs to one process, these are all runs with work.
+        With ``start``, it also leases the runs that this holder still held when it last ended. On
+        SQLite, which belongs to one process, these are all runs with work.
         """
         free = _leases.c.until <= now
         if start:
@@ -158,7 +160,7 @@ class Store(Queries):
         return taken
 
     def renew_leases(self, leases: Sequence[RunLease], until: float) -> list[RunLease]:
-        """Sets when leases end (a past time releases them); returns the leases that were lost."""
+        """Sets the time when leases end (a past time releases them). Returns the lost leases."""
         if not leases:
             return []
         with self._writer.begin() as connection:
@@ -193,11 +195,11 @@ class Store(Queries):
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
-        The privacy of the central workflow rests on this order: noise is drawn, committed here, and
-        only then seen by the learner, its errors, the log or others. Two draws on the same counts
-        would spend epsilon twice, so only the first committed draw is ever used. A crash before the
-        commit loses a draw that nobody saw. After a crash that follows the commit, the same draw is
-        read again. If two coordinators count the same batch, one gets the other's draw.
+        The privacy of the central workflow depends on this order: noise is drawn, committed here,
+        and only then seen by the learner, its errors, the log or others. Two draws on the same
+        counts would spend epsilon twice, so only the first committed draw is ever used. A crash
+        before the commit loses a draw that nobody has seen. After a later crash, the same draw is
+        read again. If two coordinators count the same batch, one of them gets the other's draw.
         """
         with self._driving(lease) as connection:
             first = read_released(connection, lease.run_id, index)
@@ -209,8 +211,9 @@ class Store(Queries):
     def settle(self, lease: RunLease, settlement: Settlement, now: float) -> None:
         """Commits spend, counts, stage result, next deployment and events together.
 
-        Raises LocalError ``wrong-state`` if the batch is settled already, or if the run is over and
-        has a next step; also raises as `writes.add_deployment` does. Then nothing is changed.
+        Raises LocalError ``wrong-state`` if the batch is settled already, or if the settlement has
+        a next step although the run is over, and the errors of `writes.add_deployment`. An error
+        changes nothing.
         """
         with self._driving(lease) as connection:
             run = read_run(connection, lease.run_id)
@@ -222,7 +225,7 @@ class Store(Queries):
     def abandon(
         self, lease: RunLease, index: int, episodes: int, step: NextStep, now: float
     ) -> None:
-        """Records that the batch was given up or lost uncounted, and takes the run's next step."""
+        """Records that a batch was abandoned or lost uncounted, and takes the run's next step."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
@@ -231,13 +234,13 @@ class Store(Queries):
             self._take_step(connection, lease.run_id, step, now)
 
     def record_acknowledgement(self, lease: RunLease, index: int, timings: Timings) -> None:
-        """Records that the shuffler knows that the batch is settled."""
+        """Records that the shuffler has the acknowledgement of the batch."""
         values = {"acknowledged": True, "timings": json.dumps(dict(timings)), "named": None}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
 
     def fail(self, lease: RunLease, message: str, now: float) -> None:
-        """Fails a run; its driver then settles or abandons its batch.
+        """Fails a run. Its driver then settles or abandons its batch.
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
@@ -254,7 +257,7 @@ class Store(Queries):
 
     @contextmanager
     def _driving(self, lease: RunLease) -> Iterator[Connection]:
-        """Opens a transaction of a run's driver; nobody else can take the run before the commit.
+        """Opens a transaction of a run's driver. Nobody else can take the run before the commit.
 
         Raises LeaseLostError if another replica drives the run.
         """
@@ -264,7 +267,7 @@ class Store(Queries):
 
     @contextmanager
     def _for_good(self) -> Iterator[Connection]:
-        """Opens a transaction that moves the head, so that an older store is noticed later."""
+        """Opens a transaction that advances the head, so that an older store is noticed later."""
         with self._writer.begin() as connection:
             number = self._head.advance(connection)
             yield connection
@@ -291,6 +294,6 @@ class Store(Queries):
 
 
 def store_error(error: SQLAlchemyError) -> LocalError:
-    """Returns the error to report when the database failed."""
+    """Returns the error that reports a failure of the database."""
     kind = type(getattr(error, "orig", None) or error).__name__
     return LocalError("unavailable", f"the store cannot be used ({kind})")

@@ -22,7 +22,7 @@ _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 
 LAST_EVENT = select(func.max(_events.c.id)).where(_events.c.run_id == bindparam("run_id"))
 UPDATE = update(_deployments).where(
-    # These names differ from the columns' own, which are the parameters of the new values.
+    # Not the columns' names, because those are the parameters of the new values.
     _deployments.c.run_id == bindparam("of_run"),
     _deployments.c["index"] == bindparam("at"),
 )
@@ -68,7 +68,7 @@ def add_deployment(
 ) -> None:
     """Records an issued deployment, after two checks in the same transaction.
 
-    ``active_key`` is the analyzer's active public key; None leaves the key unchecked.
+    ``active_key`` is the analyzer's active public key. With None, the key is not checked.
 
     Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may, or
     ``unavailable`` if the batch's key was replaced since the descriptor was made.
@@ -124,7 +124,7 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issue: Issue) -> 
 def move_deployment(
     connection: Connection, run_id: str, index: int, event: DeploymentEvent, **values: object
 ) -> DeploymentRecord:
-    """Moves a deployment to its next state and sets other columns; returns the row from before.
+    """Moves a deployment to its next state and sets other columns. Returns the earlier row.
 
     Raises LocalError ``wrong-state`` if the event is not possible in its state.
     """
@@ -196,7 +196,7 @@ def _add_counts(connection: Connection, run_id: str, settlement: Settlement, now
 
 
 def add_true_values(connection: Connection, run_id: str, supplied: TrueValueSpec) -> None:
-    """Adds the true values that are not recorded yet; raises if one contradicts a recorded one."""
+    """Adds the true values that are not recorded yet; raises if one contradicts a record."""
     table, missing = schema.true_values, {each.deployment: each.value for each in supplied.values}
     query = select(_deployments.c["index"]).where(_deployments.c.run_id == run_id)
     unknown = missing.keys() - set(connection.execute(query).scalars())

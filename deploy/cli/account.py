@@ -1,6 +1,6 @@
 """``riffle account``: the least noise for a guarantee, or the guarantee of given noise.
 
-``riffle budget``: what people have spent, from their node owner's ledger.
+``riffle budget``: the privacy that people have spent, from their node owner's ledger.
 """
 
 import math
@@ -26,9 +26,10 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import OVERHEAD
 from riffle.deploy.cli.options import whole_number
 from riffle.deploy.output import Output, emit, one_line_errors, table, utc
-from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
+from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 
 Scope = Literal["layer", "all"]
+BETAS = ["RIFFLE_NODE_LIFETIME_BETA", "RIFFLE_NODE_MAX_BETA"]
 
 
 @one_line_errors
@@ -46,7 +47,7 @@ def account_command(
     honest_fraction: Annotated[float, typer.Option(help="share of reports that add noise")] = 1.0,
     calibration: Annotated[CalibrationName, typer.Option(help="how noise is chosen")] = "exact",
     bits: Annotated[
-        int | None, typer.Option(help="no calibration, but this number of bits a user and counter")
+        int | None, typer.Option(help="noise bits a user and counter, instead of a calibration")
     ] = None,
     p: Annotated[
         str | None, typer.Option(help="probability that such a bit is 1, for instance 1/256")
@@ -59,7 +60,7 @@ def account_command(
 ) -> None:
     """Compute the noise for a guarantee, or the guarantee of given noise.
 
-    The answer also has bits, messages and variance. With --bits and --p the command computes the
+    The answer also has bits, messages and variance. With --bits and --p, the command computes the
     epsilon that this noise gives at --beta.
     """
     layout = CounterLayout(
@@ -110,7 +111,7 @@ def describe(
 ) -> dict[str, Any]:
     """Returns a batch's noise and guarantee under the keys that the command prints.
 
-    ``words`` is w of `sums`, None for messages.
+    ``words`` is the word size of a summed batch; None for messages.
     """
     message = report_bytes(layout.counters, words) if words else OVERHEAD + layout.width
     return {
@@ -160,18 +161,16 @@ def budget_command(
     epsilon: Annotated[
         float, typer.Option(envvar="RIFFLE_NODE_LIFETIME_EPSILON", help="the lifetime limit")
     ],
-    beta: Annotated[
-        float, typer.Option(envvar="RIFFLE_NODE_LIFETIME_BETA", help="beta of that limit")
-    ] = 1e-5,
+    beta: Annotated[float, typer.Option(envvar=BETAS, help="beta of that limit")] = 1e-5,
     person: Annotated[
-        str | None, typer.Option(help="show this person's batches; the id as the shuffler knows it")
+        str | None, typer.Option(help="show the batches of the person with this id at the shuffler")
     ] = None,
     output: Output = "text",
 ) -> None:
     """Show what people have spent of their lifetime limits.
 
-    The epsilon of a person is the exact composition, at --beta, of all batches that they were asked
-    for, over all runs, coordinators and shufflers.
+    The epsilon of a person is the exact composition, at --beta, of all batches for which they were
+    asked, over all runs, coordinators and shufflers.
     """
     if not ledger.is_file():
         raise LocalError("unavailable", f"there is no ledger {ledger}")
@@ -179,34 +178,22 @@ def budget_command(
     histories = PersonalLedger(ledger, HeadFolder(head_dir, NAME), limit).histories()
     if person is not None and person not in histories:
         raise LocalError("not-found", f"the ledger has no person {person!r}")
-    people = [
+    people: list[dict[str, Any]] = [
         {
             "person": user,
             "epsilon": limit.spent([charge for _, charge in history]),
-            "batches": [_charge(at, charge) for at, charge in history],
+            "batches": [
+                {"at": at, **charge.model_dump(exclude={"event"})} for at, charge in history
+            ],
         }
         for user, history in histories.items()
         if person in (None, user)
     ]
     document = {"limit_epsilon": epsilon, "limit_beta": beta, "people": people}
-    emit(document, output, lambda: _print_budget(people, limit, whole=person is None))
-
-
-def _charge(at: int, charge: Charge) -> dict[str, Any]:
-    names = ("batch_id", "run_id", "shuffler_id", "coordinator", "trust")
-    times: dict[str, int | None] = {"epoch_start": None, "epoch_end": None}
-    if charge.epoch is not None:
-        times = {"epoch_start": charge.epoch.start, "epoch_end": charge.epoch.end}
-    return {"at": at, **{name: getattr(charge, name) for name in names}, **times}
-
-
-def _print_budget(people: list[dict[str, Any]], limit: Limit, *, whole: bool) -> None:
-    title = f"Limit: epsilon {limit.epsilon:g} at beta {limit.beta:g}"
-    if whole:
-        rows = [[each["person"], len(each["batches"]), each["epsilon"]] for each in people]
-        table(["person", "batches", "epsilon"], rows, title)
-        return
-    rows = [
-        [utc(b["at"]), b["batch_id"], b["run_id"], b["shuffler_id"]] for b in people[0]["batches"]
-    ]
-    table(["asked", "batch", "run", "shuffler"], rows, f"{title}; spent {people[0]['epsilon']:g}")
+    title, columns = f"Limit: {limit}", ["person", "batches", "epsilon"]
+    rows = [[each["person"], len(each["batches"]), each["epsilon"]] for each in people]
+    if person is not None:
+        title, columns = f"{title}; spent {rows[0][2]:g}", ["batch_id", "run_id", "shuffler_id"]
+        rows = [[utc(b["at"]), *(b[name] for name in columns)] for b in people[0]["batches"]]
+        columns = ["asked", "batch", "run", "shuffler"]
+    emit(document, output, lambda: table(columns, rows, title))

@@ -11,7 +11,7 @@ import typer
 from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.parameters import Aggregation
 from riffle.deploy.cli.options import expand_options, is_given, read_pairs, whole_number
-from riffle.deploy.network.processes import lock_folder
+from riffle.deploy.network.processes import interrupt_on_termination, lock_folder
 from riffle.deploy.output import (
     Exit,
     Output,
@@ -36,7 +36,7 @@ FILES = {"picture": "png", "table": "md"}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The options of a sweep; each may be given several times."""
+    """The options of a sweep. Each may be given several times."""
 
     learner: Annotated[
         list[str] | None,
@@ -62,7 +62,7 @@ class Grid:
     beta: Annotated[float, typer.Option(help="beta of every user")] = BETA
 
     def figure(self) -> Figure:
-        """Returns the sweep. Raises as `experiments.research.grid`."""
+        """Returns the sweep. Raises the errors of `experiments.research.grid`."""
         learners = [_named(text) for text in self.learner or ["sdp-pe"]]
         worlds = [_named(text) for text in self.env or ["RiverSwim-v0"]]
         epsilons, Ks, trusts = self.epsilon or 1.0, self.episodes or 10_000, self.trust or "shuffle"
@@ -103,7 +103,8 @@ def sweep_command(
 
     Give the grid by options, each as often as needed, or name a figure of the papers. The results
     are CSV, PNG, SVG, a Markdown table with bands, and a manifest. Finished results are not
-    overwritten; after an interruption the same command goes on where it stopped.
+    overwritten. After an interruption, the same command goes on where it stopped. The exit code is
+    1 if nothing could be computed.
     """
     started = time.perf_counter()
     count = seeds or (QUICK_SEEDS if quick else SEEDS)
@@ -112,7 +113,7 @@ def sweep_command(
         raise ValueError(f"--{given[0]} is for a grid of your own; {name} has its own")
     chosen = (grid.figure(),) if name is None else select_figures(name, quick=quick)
     order = Order(chosen, count, out, Backend(workers or os.cpu_count() or 1, dask), force)
-    with lock_folder(out), steps("runs") as shown:
+    with interrupt_on_termination(), lock_folder(out), steps("runs") as shown:
 
         def begin(total: int) -> None:
             shown.set_total(total)
@@ -130,21 +131,22 @@ def sweep_command(
         "figures": written,
     }
     emit(document, output, lambda: _print_sweep(written, out))
+    if not any(run["seeds"] for figure in made for c in figure["curves"] for run in c["runs"]):
+        raise typer.Exit(Exit.NO)
 
 
 def _print_sweep(written: list[dict[str, Any]], out: Path) -> None:
-    """Prints the files and, if there is one figure alone, its table of regrets last."""
-    columns = ("figure", "curves", "picture", "not computed")
-    rows = [(f["figure"], len(f["curves"]), f["picture"], _missing(f)) for f in written]
-    table(columns, rows, f"written to {out}")
+    """Prints the files, and why results are missing. One figure's table of regrets comes last."""
+    rows = [(f["figure"], len(f["curves"]), f["picture"]) for f in written]
+    table(("figure", "curves", "picture"), rows, f"written to {out}")
+    for figure in written:
+        gaps = {curve["label"]: curve["missing"] for curve in figure["curves"] if curve["missing"]}
+        for label, reasons in gaps.items():
+            where = f"all are in {figure['table']}; --force tries them again"
+            typer.echo(f"not computed: {label}: {reasons[0]} ({where})")
     if len(written) == 1:
         head, *regrets = written[0]["regret_table"]
         table(["regret", *head[1:]], regrets)
-
-
-def _missing(figure: dict[str, Any]) -> str:
-    labels = [curve["label"] for curve in figure["curves"] if curve["missing"]]
-    return f"{'; '.join(labels)}: why is in {figure['table']}" if labels else "-"
 
 
 @one_line_errors
@@ -168,8 +170,8 @@ def audit_command(
 ) -> None:
     """Attack the real code to bound epsilon and beta from below.
 
-    The code runs on two neighbouring populations. Bounds hold with 99 % confidence. Exit code 1 if
-    the claim is violated.
+    The code runs on two neighbouring populations. The bounds hold with 99 % confidence. The exit
+    code is 1 if the claim is violated.
     """
     claim = Setting(epsilon=epsilon, beta=beta, families=families, seed=seed)
     setting = replace(claim, aggregation=aggregation)

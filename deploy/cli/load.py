@@ -1,9 +1,8 @@
 """``riffle load``: the load that a network can carry. ``riffle bench``: Riffle's own speed.
-``riffle conformance`` and ``check-report``: whether a client of other hands follows the protocol.
+``riffle conformance`` and ``check-report``: whether somebody else's client follows the protocol.
 """
 
 import os
-import secrets
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.process.configuration import hex_file
 from riffle.common.process.plugins import unknown_name
@@ -22,7 +20,7 @@ from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.deploy import conformance, offers
-from riffle.deploy.cli.options import CoordinatorUrl, Force, Out, ShufflerUrl, is_given
+from riffle.deploy.cli.options import CoordinatorUrl, Families, Force, Out, ShufflerUrl, is_given
 from riffle.deploy.cli.up import results
 from riffle.deploy.load.benchmark import (
     disturbance,
@@ -31,7 +29,7 @@ from riffle.deploy.load.benchmark import (
     run_sums_benchmark,
 )
 from riffle.deploy.load.generator import Arrivals
-from riffle.deploy.load.html_page import NEXT, headline, write_summary
+from riffle.deploy.load.html_page import certainty, headline, next_step, write_summary
 from riffle.deploy.load.run import (
     LEAST_BATCH,
     MOST_BATCH,
@@ -59,7 +57,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
-from riffle.deploy.report_check import BatchKeys, Finding, check_report
+from riffle.deploy.report_check import BatchKeys
 from riffle.experiments.presets import customize, preset
 
 BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
@@ -83,7 +81,7 @@ def load_command(
     ] = None,
     shuffler_url: ShufflerUrl = None,
     coordinator_url: CoordinatorUrl = None,
-    workers: Annotated[int, typer.Option(min=1, help="opening processes of a new network")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="processes that open messages")] = 2,
     generator_cores: Annotated[
         str | None, typer.Option(help="processors for the generator, such as 0,1; default: all")
     ] = None,
@@ -98,8 +96,8 @@ def load_command(
 ) -> None:
     """Load a network with real nodes and name its bottleneck.
 
-    Exit code 1 if there is a bottleneck: too few of the due reports were accepted promptly. With
-    --find-capacity: if no rate was carried.
+    The exit code is 1 if there is a bottleneck: too few of the due reports were accepted promptly.
+    With --find-capacity, it is 1 if the network carried no rate.
     """
     if capacity and network is not None:
         fail("--find-capacity would overload the network of --network: leave one out", Exit.USAGE)
@@ -175,9 +173,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
         rows += [(f"{name}_{kind}", value) for kind, value in reports[name].items()]
     rows += [("interrupted", "yes")] if summary["interrupted"] else []
     steps = summary.get("capacity", {"steps": {}})["steps"]
-    rows += [(f"at {rate} a second", step["limit"]) for rate, step in steps.items()]
+    rows += [(f"at {rate} a second", step["result"]) for rate, step in steps.items()]
     rows += [("limit", verdict["limit"]), ("why", verdict["why"])]
-    return [*rows, ("result", headline(summary)), ("next", NEXT[verdict["limit"]])]
+    rows += [("result", headline(summary)), ("how sure", certainty(summary))]
+    return [*rows, ("next", next_step(summary))]
 
 
 bench_command = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)
@@ -210,19 +209,19 @@ def wire_command(
     ] = None,
     output: Output = "text",
 ) -> None:
-    """Measure messages per second through live services, and the primitive's own rate.
+    """Measure messages a second: through live services, and of the cryptography alone.
 
-    With sums: measure how much less processor time a report takes as a sum than as messages.
+    With --aggregation sums, measure how much less processor time a report takes than as messages.
 
-    Exit code 1 if the share of the primitive's rate, the servers' cost or the speedup misses its
-    target.
+    The exit code is 1 if the share of the cryptography's rate, the servers' cost or the speedup
+    misses its target.
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
         if aggregation == "sums":
             sizes = {"states": states, "horizon": horizon}
             paper = preset("riverswim")
-            chosen = customize(paper, "sdp-pe", parameters=sizes, constants={}, changes={})
+            chosen = customize(paper, "sdp-pe", parameters=sizes, options={}, changes={})
             document = run_sums_benchmark(messages, episodes, Path(folder), cores, chosen)
         else:
             document = run_benchmark(messages, Path(folder), cores, preset("riverswim"))
@@ -239,29 +238,27 @@ def conformance_command(
     client: Annotated[
         list[str] | None, typer.Argument(help="command that starts the client, after --")
     ] = None,
-    families: Annotated[str, typer.Option(help="families that it knows")] = "joint,lean,paper",
-    trust: Annotated[str, typer.Option(help="trust models that it knows")] = "shuffle",
-    aggregations: Annotated[str, typer.Option(help="aggregations that it knows")] = "messages",
-    idle: Annotated[float, typer.Option(help="seconds that it may do nothing")] = 30.0,
-    seconds: Annotated[float, typer.Option(help="longest time of all")] = 900.0,
+    families: Annotated[str, typer.Option(help="the client's families")] = "joint,lean,paper",
+    trust: Annotated[str, typer.Option(help="the client's trust models")] = "shuffle",
+    aggregations: Annotated[str, typer.Option(help="the client's aggregations")] = "messages",
+    idle: Annotated[float, typer.Option(help="seconds without a request that end the test")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="seconds that the whole test may take")] = 900.0,
     out: Annotated[Path, typer.Option(help="folder for settings")] = Path("runs/conformance"),
     output: Output = "text",
 ) -> None:
     """Offer batches to a client that you wrote, and name its mistakes.
 
-    The client talks to a shuffler on loopback with throwaway keys; settings.json in the folder has
-    its settings, and so does the file that RIFFLE_CONFORMANCE names. It is offered batches that a
-    node must refuse, and good ones, with faults of the network. A correct client fails with
-    probability 1e-6. Exit code 1 if something is wrong. docs/protocol.md has the sections named.
+    The client talks to a shuffler on loopback with throwaway keys. The variable RIFFLE_CONFORMANCE
+    has the path of the client's settings.json. The client is offered batches that a node must
+    refuse, and good batches, with faults of the network. A correct client fails with probability
+    1e-6. The exit code is 1 if something is wrong. A mistake names a section of docs/protocol.md.
     """
     names: list[Any] = [tuple(text.split(",")) for text in (families, trust, aggregations)]
     for given, kind in zip(names, (Families, Trust, Aggregation), strict=True):
         for name in set(given) - set(get_args(kind)):
             raise ValueError(unknown_name("name", name, get_args(kind)))
-    folder, cases = out.absolute(), offers.good_cases(*names)
-    make_folder(folder)
-    users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
-    owner = offers.Owner(offers.Keys(), users, *names[1:])
+    folder, cases = make_folder(out.absolute()), offers.good_cases(*names)
+    owner = offers.Owner(*names[1:])
     recorder, bad = conformance.Recorder(owner), list(offers.bad_offers(owner, cases[0]))
     with (
         interrupt_on_termination(),
@@ -283,15 +280,15 @@ def conformance_command(
 
 @one_line_errors
 def check_report_command(
-    descriptor: Annotated[Path, typer.Argument(help="descriptor, or the shuffler's answer")],
-    report: Annotated[Path, typer.Argument(help="report as uploaded; its lease id may precede it")],
-    analyzer_key: Annotated[Path, typer.Option(help="file with the private key, 64 hex digits")],
-    batch_key: Annotated[Path, typer.Option(help="file with the batch's private key, likewise")],
+    descriptor: Annotated[Path, typer.Argument(help="file: descriptor, or shuffler's answer")],
+    report: Annotated[Path, typer.Argument(help="file: uploaded report, with or without lease id")],
+    analyzer_key: Annotated[Path, typer.Option(help="file: analyzer's private key, 64 hex digits")],
+    batch_key: Annotated[Path, typer.Option(help="file: batch's private key, 64 hex digits")],
     output: Output = "text",
 ) -> None:
     """Say what is right and what is wrong about one report of a test batch.
 
-    Exit code 1 if something is wrong. docs/protocol.md has the sections named.
+    The exit code is 1 if something is wrong. A mistake names a section of docs/protocol.md.
     """
     data, private = descriptor.read_bytes(), hex_file("--analyzer-key", analyzer_key)
     if b'"batch_key"' in data:
@@ -302,11 +299,11 @@ def check_report_command(
     sealed, size = report.read_bytes(), context.descriptor.report_bytes
     sealed = sealed[-size:] if len(sealed) == size + LEASE_BYTES else sealed
     keys = BatchKeys(context, data, private, hex_file("--batch-key", batch_key))
-    _print_findings(list(check_report(keys, sealed)), output)
+    _print_findings(list(conformance.check_report(keys, sealed)), output)
 
 
-def _print_findings(findings: Sequence[Finding], output: Output) -> None:
-    well = all(finding.ok for finding in findings)
+def _print_findings(findings: Sequence[conformance.Finding], output: Output) -> None:
+    well = all(f.ok for f in findings)
     rows = [("ok" if f.ok else "WRONG", f.step, f.section, f.detail) for f in findings]
     document = {"ok": well, "findings": [asdict(finding) for finding in findings]}
     emit(document, output, lambda: table(("", "step", "section", "detail"), rows))

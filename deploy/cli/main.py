@@ -1,8 +1,8 @@
 """The command ``riffle``: its table of commands, and its entry point.
 
-Only the module of the given command is imported, because `riffle simulate` needs seconds to import
-and containers run `riffle health` every few seconds. To show the help of ``riffle`` itself, or to
-complete a command's name, no command's module is imported.
+Only the module of the given command is imported, because importing `riffle simulate` takes seconds
+and containers run `riffle health` every few seconds. Showing the help of ``riffle`` itself, or
+completing a command's name, imports no command's module.
 """
 
 import gc
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import typer
 
 INTERRUPTED = 130
-"""`deploy.output.Exit.INTERRUPTED`, copied because the import of it may be interrupted."""
+"""A copy of `deploy.output.Exit.INTERRUPTED`, because importing it may be interrupted."""
 COMPLETION = "_RIFFLE_COMPLETE"
 """Environment variable that the script of ``riffle --install-completion`` sets."""
 
@@ -66,8 +66,8 @@ def words_to_complete() -> list[str]:
 def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
-    If they name a command, the command line has that command alone. Otherwise it lists the names
-    and summaries of all commands, without their code.
+    If they name a command, the command line has only that command. Otherwise it lists the names and
+    summaries of all commands, without their code.
     """
     import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
 
@@ -101,7 +101,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
         add_completion=listing or COMPLETION in os.environ,
         pretty_exceptions_enable=False,
     )
-    # Typer imports Pydantic to convert options; ``riffle`` itself has only the listing's options.
+    # Typer imports Pydantic to convert options, so ``riffle`` has options only for its listing.
     app.callback(add_help_option=listing)(riffle)
     if listing:
         for listed, (_, summary) in COMMANDS.items():
@@ -118,7 +118,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
 
 
 def main() -> None:
-    """Runs the command line; an interrupt during its imports ends in one line, not a traceback."""
+    """Runs the command line. An interrupt during its imports ends in one line, not a traceback."""
     # Child processes must not import modules from the user's current folder.
     os.environ["PYTHONSAFEPATH"] = "1"
     gc.set_threshold(20_000)  # looking for garbage while modules load takes a tenth of the start

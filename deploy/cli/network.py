@@ -1,9 +1,9 @@
 """``riffle network``: the secrets of a network. ``shuffler``, ``coordinator``, ``node``: its roles,
 each as a process. ``health`` and ``doctor``: checks.
 
-A role is configured by a settings file, by variables such as ``RIFFLE_SHUFFLER_PORT``, or by both,
-and writes JSON lines to stderr (`common.process.journal`). Every command imports only what it
-needs, since a role must not import another one, and containers run ``riffle health`` every few
+A settings file, variables such as ``RIFFLE_SHUFFLER_PORT``, or both configure a role. A role writes
+JSON lines to stderr (`common.process.journal`). Every command imports only the modules that it
+needs, because a role must not import another role, and containers run ``riffle health`` every few
 seconds.
 """
 # ruff: noqa: PLC0415
@@ -39,7 +39,7 @@ network_command = typer.Typer(
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
 SettingsFile = Annotated[
-    Path | None, typer.Argument(help="settings file, as network/shuffler/settings")
+    Path | None, typer.Argument(help="settings file, such as network/shuffler/settings")
 ]
 
 
@@ -76,7 +76,7 @@ def init_command(
 @network_command.command("enrol")
 @one_line_errors
 def enrol_command(
-    owner: Annotated[str, typer.Option(help="owner of the nodes; all nodes have one share")],
+    owner: Annotated[str, typer.Option(help="owner of the nodes, who has one share of each batch")],
     users: Annotated[
         int,
         typer.Option(
@@ -85,7 +85,7 @@ def enrol_command(
     ],
     folder: NetworkFolder = SECRETS,
     shuffler_url: ShufflerUrl = None,
-    nodes: Annotated[int, typer.Option(min=1, help="valid credentials the owner then has")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="valid nodes that the owner then has")] = 1,
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,
@@ -181,7 +181,7 @@ def rotate_key_command(
 
 @contextmanager
 def _logged_errors(journal: Journal) -> Iterator[None]:
-    """Logs as a role does; an error that ends it is its last log line and sets the exit code."""
+    """Logs an error that ends the role, as the role's last line, and sets the exit code."""
     log_to_stderr(journal.role)
     try:
         yield

@@ -1,6 +1,7 @@
-"""Options that commands share. Importing this module imports neither NumPy nor a service.
+"""Options that commands share.
 
-A command that takes one of these dataclasses has an option for each field (`expand_options`).
+Importing this module imports neither NumPy nor a service. A command that takes a dataclass of
+options has an option for each of its fields (`expand_options`).
 """
 
 import inspect
@@ -29,12 +30,12 @@ CoordinatorUrl = Annotated[
     str | None,
     typer.Option(
         "--coordinator-url",
-        help="address of the coordinator; default: the one in the folder, or port 8400 here",
+        help="coordinator's address; default: the folder's, or port 8400 of this machine",
     ),
 ]
 ShufflerUrl = Annotated[
     str | None,
-    typer.Option(help="address of the shuffler; default: the one in the folder, or port 8401 here"),
+    typer.Option(help="shuffler's address; default: the folder's, or port 8401 of this machine"),
 ]
 Out = Annotated[Path, typer.Option(help="folder for the results")]
 Force = Annotated[bool, typer.Option("--force", help="replace results that are already there")]
@@ -116,7 +117,7 @@ class RunOptions:
         typer.Option(help="gamma, share of dishonest reports; 0 in simulations by population"),
     ] = None
     trust: Annotated[
-        Trust | None, typer.Option(help="who adds the noise: all users, each user, coordinator")
+        Trust | None, typer.Option(help="who adds noise: users together, each user, or coordinator")
     ] = None
     aggregation: Annotated[
         Aggregation | None,
@@ -129,11 +130,11 @@ class RunOptions:
     option: Annotated[
         list[str] | None,
         typer.Option(
-            help="learner constant, NAME=VALUE; or what is declared, support= or homogeneous="
+            help="constant of the learner, NAME=VALUE; support= and homogeneous= are declarations"
         ),
     ] = None
     batch_seconds: Annotated[
-        int | None, typer.Option(help="life of a batch; a batch still short at its end is given up")
+        int | None, typer.Option(help="life of a batch, in which it must get all its reports")
     ] = None
     episode_seconds: Annotated[
         int | None, typer.Option(help="how long a person's episode may take; leases last longer")
@@ -145,9 +146,8 @@ class RunOptions:
     def apply(self, **changes: float | str | None) -> "Preset":
         """Returns the preset with these options and further ``changes`` to its spec.
 
-        Prints which learner was chosen, and why, if the choice was left to Riffle.
-
-        Raises as `experiments.presets.customize`, or ValueError if a text is not NAME=VALUE.
+        If Riffle chooses the learner, prints the choice and the reason. Raises the errors of
+        `experiments.presets.customize`, and ValueError if a text is not NAME=VALUE.
         """
         from riffle.experiments.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
 
@@ -158,8 +158,8 @@ class RunOptions:
             self.learner,
             self.env,
             parameters=read_pairs(self.param) | horizon,
-            constants=read_pairs(self.option),
-            changes=own | {"preset": self.constants} | changes,
+            options=read_pairs(self.option),
+            changes=own | {"constants": self.constants} | changes,
         )
         if chosen.because:
             typer.echo(f"learner {chosen.spec.learner}: {chosen.because}", err=True)
@@ -172,7 +172,7 @@ class SimulationOptions:
 
     calibration: Annotated[
         Literal["tight", "paper", "conference"] | None,
-        typer.Option(help="noise: tight (the least that is proved), the papers', or that of 003"),
+        typer.Option(help="noise: tight (the least proved), paper, or conference (of paper 003)"),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2
@@ -197,7 +197,7 @@ Command = Callable[..., None]
 def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """Replaces each dataclass parameter of a command by an option for each of its fields.
 
-    The fields carry Typer's annotations; fields in ``without`` keep their defaults and have no
+    The fields have Typer's annotations. Fields in ``without`` keep their defaults and have no
     option. Typer reads the command's signature, so only the signature changes.
     """
 
@@ -234,13 +234,13 @@ def _parameters(options: type, without: Collection[str]) -> list[inspect.Paramet
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Returns whether the caller gave the parameter with this name, even with its default value."""
+    """Returns whether the caller gave the parameter of this name, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and not source.name.startswith("DEFAULT")
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, Any]:
-    """Reads NAME=VALUE texts, with values bool, int, float or str. Raises ValueError without =."""
+    """Reads NAME=VALUE texts: bool, int, float or str. Raises ValueError if a text has no ``=``."""
     pairs: dict[str, Any] = {}
     for text in texts or []:
         name, separator, value = text.partition("=")
@@ -251,7 +251,7 @@ def read_pairs(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> bool | int | float | str | list[float]:
-    """Reads a value: true or false, an integer (also 2e4), a number, [numbers], or else text."""
+    """Reads a value: true or false, an integer (also 2e4), a number, [numbers], or text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     if re.fullmatch(r"\d+[eE]\+?\d", text):

@@ -1,6 +1,6 @@
 """``riffle list``, ``show``, ``log``, ``stop``, ``deploy``, ``conservation``: manage runs.
 
-A run is named by its id, the beginning of its id, or its name.
+Commands take a run's id, the beginning of its id, or its name.
 """
 
 import contextlib
@@ -117,8 +117,8 @@ def log_command(
 ) -> None:
     """Print a run's events, one a line.
 
-    As json, every line is a document. With --follow the exit code is 1 if the run failed or was
-    stopped.
+    With --format json, every line is a document. With --follow, the exit code is 1 if the run
+    failed or was stopped.
     """
     kind = ""
     with Operator.of(network, coordinator_url) as operator:
@@ -147,7 +147,7 @@ def stop_command(
 def deploy_command(
     run: Run,
     episodes: Annotated[
-        int, typer.Option(parser=whole_number, metavar="INTEGER", help="n, users who run it")
+        int, typer.Option(parser=whole_number, metavar="INTEGER", help="n, the number of users")
     ],
     policy: Annotated[
         str | None,
@@ -165,7 +165,7 @@ def deploy_command(
 ) -> None:
     """Deploy a policy or a mixture in a run whose learner is manual.
 
-    Exit code 1 if --wait ends without counts.
+    The exit code is 1 if --wait ends without counts.
     """
     if (policy is None) == (always is None):
         raise ValueError("give either --policy or --always")
@@ -200,8 +200,8 @@ def conservation_command(
 ) -> None:
     """Account for every message of a run, at both services.
 
-    The table has a row for each batch. Exit code 1 when something does not add up, or is not known
-    because the shuffler does not answer.
+    The table has a row for each batch. The exit code is 1 if something does not add up, or is
+    unknown because the shuffler does not answer.
     """
     with Operator.of(network, coordinator_url) as operator:
         answer = operator.conservation(operator.find(run)["id"])
@@ -235,15 +235,16 @@ def _rows(deployment: Answer) -> list[tuple[str, Any]]:
 def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
     """Returns the sentence that tells where to find a deployment's later results.
 
-    A run ends with its ``last`` episodes. If ``riffle up`` started the network for this run, the
-    network ends too. This command cannot tell whether it did, so the sentence names both places.
+    ``last``: the run ends with this deployment. If ``riffle up`` started the network for this run,
+    the network then ends, too. This command cannot tell who started the network, so the sentence
+    names both places.
     """
     words = ["riffle", "show", run, "--network", str(network)]
     show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
     if not last:
         return f"once it is counted, {show} has the best value so far; --wait waits for it"
     where, folder = f"{show} has its result", network.parent
-    if is_locked(folder):  # made by a command that writes results beside its network
+    if is_locked(folder):  # its network belongs to a command that writes results beside it
         where = (
             f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
             f"network too; of any other, {show} has the result"

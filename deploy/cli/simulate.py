@@ -1,6 +1,6 @@
 """``riffle simulate``: any learner without a network, at any population size.
 
-The work is in `simulation`, which imports the learners: help must not wait for this import.
+The work is in `simulation`, which imports the learners. Help must not wait for this import.
 """
 
 from pathlib import Path

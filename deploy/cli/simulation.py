@@ -1,8 +1,8 @@
 """The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
 
 Learners of batches are simulated by population, or user by user. UCBVI and its private variants
-plan before every episode. The two algorithms of paper 004 learn on layered MDPs from the losses of
-an adversary.
+plan before every episode, so they have a simulator of their own. So do the two algorithms of paper
+004, which learn on layered MDPs from the losses of an adversary.
 """
 
 import math
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.deploy.cli.options import RunOptions, SimulationOptions
+from riffle.deploy.network.processes import interrupt_on_termination
 from riffle.deploy.output import line, progress, steps
 from riffle.experiments import per_user
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED
@@ -37,7 +38,7 @@ Simulated = tuple[Result, dict[str, Any]]
 def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> Simulated:
     """Returns the results over all seeds, and the document that the command prints.
 
-    ``preset_given``: the caller named a preset, which paper 004's learners refuse.
+    ``preset_given``: the caller named a preset; paper 004's learners refuse presets.
 
     Raises ValueError if an option does not fit the learner or a value is out of range, and
     LocalError or RemoteError if the learner or environment does not exist or refuses its options.
@@ -53,7 +54,7 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
     if not how.per_user and options.dishonest_fraction is None:
         options = replace(options, dishonest_fraction=0.0)
-    # The papers' first batches are so small that a report has more messages than a run allows.
+    # The papers' first batches are so small that a report has more messages than runs allow.
     most = MAX_MESSAGES if options.constants == "paper" and not how.per_user else None
     chosen = options.apply(
         calibration=calibration, run_id=how.run_id, test_seed=how.test_seed, max_messages=most
@@ -79,17 +80,18 @@ def _simulate(chosen: Preset, how: SimulationOptions) -> Simulated:
 
 def _seeds(run: Callable[[int], T], how: SimulationOptions, on_seed: Callable[[], None]) -> list[T]:
     results = []
-    for result in run_jobs(run, range(how.seeds), Backend(workers=how.workers)):
-        on_seed()
-        results.append(result)
+    with interrupt_on_termination():
+        for result in run_jobs(run, range(how.seeds), Backend(workers=how.workers)):
+            on_seed()
+            results.append(result)
     return results
 
 
 def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
-    """Simulates user by user; policy and batches of the document are those of seed 0."""
+    """Simulates user by user. The document's policy and batches are those of seed 0."""
     spec, alone = chosen.spec, min(how.workers, how.seeds) <= 1
     with steps("episodes", how.seeds * spec.episodes) as shown:
-        # Another process cannot say how many users are done.
+        # Only a seed in this process can show how many users are done.
         run = partial(per_user.run_seed, chosen, on_users=shown.step if alone else per_user.ignore)
         seeds = _seeds(run, how, lambda: None if alone else shown.step(spec.episodes))
     if not isinstance(chosen.make(), Modelled):
@@ -116,7 +118,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
 def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
     """Returns the options of a run of paper 004's learners, with their own defaults.
 
-    For LayeredMDP-v0 the adversary may be a parameter, too.
+    For LayeredMDP-v0, the adversary may also be one of the environment's parameters.
     """
     unused = (options.trust, options.families, options.constants)
     layered = options.env in (None, LAYERED)
@@ -139,7 +141,7 @@ def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
 def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, object]]:
     """Returns the document as rows of a table, without long values; the regret comes last.
 
-    Constants are shown if ``verbose``. The regret is rounded to its band.
+    With ``verbose``, includes the constants. The regret is rounded to its band.
     """
     hidden = {"constants", "batches", "policy", "regret_mean", "regret_ci", "regret_ci_method"}
     rows = [(key, value) for key, value in document.items() if key not in hidden]
@@ -149,7 +151,7 @@ def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, ob
 
 
 def rounded(mean: float | None, interval: list[float] | None, seeds: int) -> str | None:
-    """Returns a mean and its band with two digits of the band's half width, or one seed's value."""
+    """Returns a mean and its band, to two digits of its half width, or the value of one seed."""
     if mean is None:
         return None
     if interval is None:

@@ -60,8 +60,8 @@ def up_command(
 ) -> None:
     """Start a network on loopback, run to the end, write the results.
 
-    The network is a shuffler, a coordinator and nodes, each a process. An unfinished run that
-    an earlier command left in the folder is stopped first.
+    The network is a shuffler, a coordinator and nodes, in processes of their own. The command first
+    stops an unfinished run that an earlier command left in the folder.
     """
     started = time.monotonic()
     chosen = options.apply(test_seed=test_seed)
@@ -118,7 +118,8 @@ def compare_command(
     """Run shuffle, local and central trust on one loopback network.
 
     The command measures messages, bytes and seconds on live services, which a simulation (riffle
-    sweep) does not have. Each run has its own users. An unfinished run in the folder is stopped.
+    sweep) cannot do. Each run has its own users. The command first stops an unfinished run in the
+    folder.
     """
     chosen = options.apply()
     for trust in TRUST_MODELS:
@@ -136,7 +137,7 @@ def compare_command(
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
-    """Refuses, before anything is started, a spec that no network started here could run."""
+    """Refuses a spec that no network of this command could run, before anything is started."""
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
         # Imported only for this message.
@@ -157,8 +158,8 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
     """Locks the results folder for the block and removes earlier results; yields the lock.
 
     Results are files of these ``names``. Raises LocalError ``unavailable`` if a network is up in
-    the folder or a command writes there, and FileExistsError if there are results, even unfinished
-    ones, and ``force`` is false.
+    the folder or a command writes there. Raises FileExistsError if there are results, finished or
+    not, and ``force`` is false.
     """
     with lock_folder(out) as lock:
         earlier = [out / name for name in names if (out / name).exists()]
@@ -170,7 +171,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
 
 
 def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[str, Any]:
-    """Runs to the end on a network that was just started; writes files and returns the summary."""
+    """Runs to the end on a newly started network; writes files and returns the summary."""
     out = network.config.folder
     progress.print(
         f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "

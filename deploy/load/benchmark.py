@@ -1,11 +1,12 @@
-"""Throughput of the services, compared with the cryptographic primitive's on the same cores.
+"""Throughput of the services, compared with that of the primitive (HPKE) on the same cores.
 
 A message is sealed once and opened once. Let s and o be the seconds of the primitive's seal and
 open, called directly on plaintexts of the same size by one process per core. The primitive's own
-rate is 1 / (s + o); nothing built on the primitive can exceed it. Riffle's rate is n L messages
-over the wall time of one deployment on live services, from the request until it is counted: policy
-draws, episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both are measured
-in one run, the primitive before and after: this shows if the machine's speed changes.
+rate is 1 / (s + o). Nothing built on the primitive can exceed it. Riffle's rate is n L messages
+over the wall time of one deployment on live services, from the request to its counts: policy draws,
+episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both rates are measured
+in one run. The primitive is measured before and after the deployment, which shows if the machine's
+speed changes.
 
 The servers' work outside cryptography is the processor time of shuffler and coordinator without
 their pools, minus the time that the shuffler itself measures for opening outer seals. The run is
@@ -44,9 +45,9 @@ LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
 SPEEDUP_BAR = 10.0
 SUM_SECONDS = 0.001
-"""About the seconds that one masked report takes, for the progress bar."""
+"""A rough number of seconds for a masked report, from which the progress bar estimates."""
 STEADY = 1.1
-"""Largest ratio between the primitive's rates before and after, on an undisturbed machine."""
+"""The measurement counts as disturbed if the primitive's two rates differ by a larger factor."""
 
 CallTime = tuple[float, float]
 """Seconds of processor time and of wall time of one call."""
@@ -54,8 +55,7 @@ CallTime = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Seconds of one core for a message's seal and for its open, and messages per second that all
-    cores together seal and open."""
+    """Seconds of one core to seal and to open a message, and messages a second of all cores."""
 
     seal: float
     open: float
@@ -69,8 +69,8 @@ class Split:
     ``crypto``: sealing and opening processes, and the shuffler's outer opens. ``http``: the event
     loops of all three roles. ``store``: the shuffler's other threads, including the permutation.
     ``episodes``: the nodes' other threads, including noise and encoding. ``coordinator``: the
-    coordinator's other threads (store, counting, ledger, the learner's planning), whose parts only
-    the wall clock tells apart.
+    coordinator's other threads (store, counting, ledger, the learner's planning); its parts are
+    known in wall time only.
     """
 
     crypto: float
@@ -114,11 +114,10 @@ def run_sums_benchmark(
     """Compares the processor time of a report as a masked vector and as messages.
 
     The vectors are those of ``chosen``, in a batch of n reports. The cost of a message is measured
-    in the same run, on ``messages`` or more messages of the preset `riverswim`. It does not depend
-    on the number of counters, so a report of L messages costs L times as much. Both costs are of
-    all roles, and count everything: episodes, noise, seals, HTTP, store, shuffle, opening, ledger.
-
-    Raises as `run_benchmark` does.
+    in the same run, on ``messages`` or more messages of the preset `riverswim`. This cost does not
+    depend on the number of counters, so a report of L messages costs L times as much. The costs of
+    vector and message cover all roles and all work: episodes, noise, seals, HTTP, store, shuffle,
+    opening, ledger. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))
@@ -152,9 +151,9 @@ def run_sums_benchmark(
 def _measure(
     chosen: Preset, n: int, folder: Path, cores: int, expected: float
 ) -> tuple[Answer, float, dict[str, Usage], Split]:
-    """Measures one deployment on a new network; ``expected`` is its time in seconds.
+    """Measures one deployment on a new network. ``expected`` is its likely time in seconds.
 
-    Returns its row, its seconds, and the processor time that it took, by role and by purpose.
+    Returns the deployment's row, its seconds, and its processor time by role and by purpose.
     """
     spec = manual_spec(chosen.spec, "wire")
     config = LoopbackConfig.of(chosen, folder, chosen.nodes, cores)
@@ -184,7 +183,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the benchmark's document for a counted deployment and the resources that it used.
 
-    ``nodes_http`` is the nodes' part of the split's ``http``; nodes are not servers.
+    ``nodes_http`` is the nodes' part of the split's ``http``. The servers' cost leaves it out.
     """
     n, total = row["n"], row["n"] * row["messages"]
     own = Primitive(*map(fmean, zip(*map(astuple, primitives), strict=True)))

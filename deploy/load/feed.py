@@ -2,7 +2,7 @@
 
 Two manual runs deploy a constant policy repeatedly. They take turns, so that one batch fills while
 the coordinator opens the other. If opening is slower than filling, no batch is open for a while,
-and the load test shows that.
+and the load test shows this.
 
 A generator's nodes are enrolled many at a time, and revoked when the generator ends.
 """
@@ -25,17 +25,17 @@ READY_SECONDS = 60.0
 LEAVE_SECONDS = 10.0
 SETTLE_PAUSE_SECONDS = 0.5
 ENDLESS = 1 << 40
-"""So many episodes that a run never ends by itself; also the number of users of a node."""
+"""Episodes of a run, and users of a node: more than any load test can use up."""
 CONCURRENT_REQUESTS = 16
 
 
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
     """Returns an endless manual run with the environment and guarantee of ``base``.
 
-    It has all counters, whatever transitions ``base`` declares impossible.
+    The run has all counters, whatever transitions ``base`` declares impossible.
     """
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
-    return RunSpec.model_validate(dict(base) | fields)  # keeps documents as they are
+    return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps documents
 
 
 def constant_deployment(spec: RunSpec, episodes: int) -> ManualDeployment:
@@ -156,6 +156,6 @@ def enrol_nodes(
 
 
 def revoke_nodes(secrets: Path, url: str, nodes: list[Credential]) -> None:
-    """Revokes nodes' credentials. Raises as `enrol_nodes` does."""
+    """Revokes nodes' credentials. Raises the errors of `enrol_nodes`."""
     with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(lambda node: revoke_node(client, node.node_id), nodes))

@@ -27,7 +27,7 @@ from riffle.node_client.trust import Demands, accept
 POLL_SECONDS = 20
 PATIENCE_SECONDS = 30.0
 MOST_OPEN = 10_000
-"""Most reports that a process has under way; further ones are given up immediately."""
+"""Most reports that a process has under way; it gives up further reports immediately."""
 
 CONNECTIONS = 2
 KEEPALIVE_SECONDS = 4.0  # the services close an idle connection after five
@@ -103,7 +103,7 @@ class Fleet:
             task = asyncio.create_task(self._serve(node, when))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            await asyncio.sleep(0)  # many may be due at the same time: let them begin in turn
+            await asyncio.sleep(0)  # several may be due at the same time: let each begin
         stopping.cancel()
         if stop.is_set():
             for task in tasks:
@@ -111,7 +111,7 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def warm_up(self) -> None:
-        """Seals a report that is not sent, so that the first due one finds the sealers started."""
+        """Seals a report that is not sent, so that the sealers run before the first real report."""
         job = await self._job(self.nodes[0])
         row = slot_report(job.batch, self.environment, 0)[1]
         await self.seal(job.keys, row[np.newaxis])
@@ -160,7 +160,7 @@ class Fleet:
         return outcome
 
     async def _job(self, node: LoadNode) -> Job:
-        """Returns the oldest batch with room; the node fetches and checks it only once."""
+        """Returns the oldest batch with room. The node fetches and checks each batch only once."""
         async with node.checking:
             while node.job is None:
                 reply = await node.shuffler.open_batches(node.token, POLL_SECONDS)
@@ -172,7 +172,7 @@ class Fleet:
 
     async def _lease(self, node: LoadNode, job: Job) -> Lease | None:
         """Leases a slot for a new user; returns None if the batch has no more room."""
-        reply = await node.shuffler.lease(node.token, job.batch_id, [secrets.token_hex(16)])
+        reply = await node.shuffler.lease(node.token, job.batch.batch_id, [secrets.token_hex(16)])
         if reply.leases:
             return reply.leases[0]
         if node.job is job:

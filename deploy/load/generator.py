@@ -2,10 +2,10 @@
 
 Arrivals are an open loop: their times are fixed before the first request. If a generator waited for
 each answer before the next request, a stalled server would keep it from sending exactly the
-requests that would have waited (coordinated omission). Here every report is due at a fixed time,
+requests that would show the stall (coordinated omission). Here every report is due at a fixed time,
 and its latency counts from then.
 
-Each process runs an event loop with its share of the nodes, and one sealing process. It reports
+Each process runs an event loop with its share of the nodes, and one sealing process. A process says
 when it is ready, begins on command, and sends its tally twice a second and once more at the end. It
 ignores a terminal's signals, which are for its parent, and ends when its parent ends.
 """
@@ -56,7 +56,7 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
-    # Enough gaps for all but one schedule in 10^15: the mean plus eight standard deviations.
+    # Enough gaps for all but one schedule in 10^15: the mean number plus eight standard deviations.
     mean = rate * seconds
     times = np.cumsum(rng.exponential(1 / rate, int(mean + 8 * np.sqrt(mean) + 8)))
     return times[times < seconds]
@@ -81,7 +81,7 @@ class GeneratorProcess:
 
 
 def start_process(assignment: Assignment) -> GeneratorProcess:
-    """Starts a process, which sends True when it is ready and then waits for the starting time."""
+    """Starts a process. It sends True when it is ready and then waits for the starting time."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_generate, args=(assignment, theirs), daemon=False)
     process.start()
@@ -149,8 +149,9 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` is by role, or ``generator i`` for a process
-    of the generator; ``cores`` maps each core to (seconds busy, seconds in all)."""
+    """The load ``at`` seconds after its start. ``use`` has the resources by role, or by ``generator
+    i`` for a process of the generator. ``cores`` maps each core to (seconds busy, seconds in
+    all)."""
 
     at: float
     tally: Tally
@@ -199,8 +200,8 @@ class Generator:
     ) -> tuple[list[Sample], bool]:
         """Begins the load and samples it until all reports are decided.
 
-        ``pids`` are the services' processes by role; ``show`` gets each sample and the previous
-        one. Returns the samples, and whether a signal interrupted the load.
+        ``pids`` are the services' processes by role. ``show`` gets each sample and the previous
+        sample. Returns the samples, and whether a signal interrupted the load.
         """
         begin = time.monotonic() + HEAD_START
         pids = pids | {
@@ -232,7 +233,7 @@ class Generator:
                 member.process.join()
 
     def _receive(self, pause: float, signals: list[int]) -> None:
-        """Receives messages from the processes for ``pause`` seconds, or until a further signal."""
+        """Receives messages from the processes for ``pause`` seconds, or until the next signal."""
         until, known = time.monotonic() + pause, len(signals)
         while (left := until - time.monotonic()) > 0 and len(self._done) < len(self.processes):
             if len(signals) > known:

@@ -1,39 +1,35 @@
 """summary.json and load.html of a load test.
 
-The HTML is one file without scripts or external resources. It begins with the result and what to do
-next. Charts are SVG in the reader's colour scheme, and each has a table.
+The HTML is one file without scripts or external resources. It begins with the result and the next
+step for its reader. Charts are SVG in the reader's colour scheme, and each has a table.
 """
 
 import html
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from riffle.deploy.load.summary import Summary
+from riffle.deploy.load.summary import CARRIED, PROMPT, PROMPT_SECONDS, Summary, due_a_second
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 720, 220, 60, 34
-STROKES = ("", "6 3", "2 3", "8 3 2 3")  # dash patterns tell lines apart, besides colour
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
+DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
 MOST_ROWS = 20  # rows of a chart's table
+MANY = 100  # due reports a second for which a second's 99th percentile is drawn
+UNSURE = 10.0  # percentage points by which more reports may be prompt at a higher rate
+NOISY = 0.1  # share of the processors that other programs use without a warning
 
 NEXT: dict[str, str] = {
-    "none": "raise --rate, or let --find-capacity search for the limit",
-    "generator": "give the generator more --processes or a machine of its own, and repeat: these "
-    "numbers say nothing of the servers",
+    "none": "find the limit with riffle load --find-capacity --nodes N --out FOLDER",
+    "generator": "give the generator a machine of its own or, if processors are idle, more "
+    "--processes, and repeat: these numbers are only a lower bound for the services",
     "coordinator": "give it more opening processes (--workers) or processors",
     "shuffler": "give it a faster processor, or higher limits if it answered 429",
     "database": "give the shuffler's database a faster disk or server",
     "network": "look at the connections between the nodes and the shuffler",
     "machine": "use a larger machine, or give the generator one of its own",
-}
-EVIDENCE = {
-    "loops": "busiest event loop of the generator, processors wanted (of 1)",
-    "sealing": "each sealing process of the generator, processors wanted (of 1)",
-    "shuffler": "shuffler, processors wanted (of 1)",
-    "opening": "each opening process of the coordinator, processors wanted (of 1)",
-    "answering": "share of the requests' time in which the shuffler worked on them",
-    "refused": "requests answered 429",
-    "busy": "busy share of all processors",
 }
 _STYLE = """
 :root { color-scheme: light dark; font-family: system-ui, sans-serif; }
@@ -41,15 +37,19 @@ body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.4; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; display: block; overflow-x: auto; }
 th, td { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid color-mix(in srgb,
 currentColor 25%, transparent); } .n { text-align: right; font-variant-numeric: tabular-nums; }
-svg { width: 100%; height: auto; } svg text { font-size: 11px; fill: currentColor; }
+svg { width: 100%; max-width: 40rem; height: auto; } svg text { font-size: 10px;
+fill: currentColor; } svg * { vector-effect: non-scaling-stroke; } .key { white-space: nowrap; }
 svg.key { width: 2rem; height: .6rem; margin: 0 .4rem 0 1rem; }
 .axis { fill: none; stroke: currentColor; opacity: .25; }
-.line { fill: none; stroke-width: 1.8; } .end { text-anchor: end; } .mid { text-anchor: middle; }
+.line { fill: none; stroke-width: 2; } .end { text-anchor: end; } .mid { text-anchor: middle; }
 .l0 { stroke: light-dark(#0b6bcb, #7db8ff); } .l1 { stroke: light-dark(#c2410c, #ffa36b); }
 .l2 { stroke: light-dark(#15803d, #6fdc94); } .l3 { stroke: light-dark(#7e22ce, #cfa4ff); }
-@media (max-width: 500px) { svg text { font-size: 20px; } th, td { padding: .2rem .35rem; } }
-.verdict { padding: .2rem 1rem; border-left: .3rem solid #0b6bcb; }
-.verdict b { font-size: 1.3rem; }
+@media (max-width: 500px) { svg text { font-size: 15px; } table { font-size: .75rem; }
+th, td { padding: .2rem .35rem; } }
+td, code { white-space: nowrap; } code { font: inherit; } dt { opacity: .75; }
+dd { margin: 0 0 .6rem; } dl { border: 1px solid; border-radius: .6rem; padding: .8rem 1rem .3rem; }
+dd:first-of-type { font-size: 1.3rem; } dd:not(:nth-of-type(2)) { font-weight: 600; }
+@media (min-width: 501px) { dl { display: grid; grid-template-columns: 6rem 1fr; } }
 """
 _HEAD = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Load test</title>"
@@ -64,53 +64,99 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def headline(summary: Summary) -> str:
-    """Returns the result in a sentence: what was carried, and what was the limit."""
+    """Returns the result in a sentence: the load that was carried, and its limit."""
     limit, found = summary["verdict"]["limit"], summary.get("capacity")
-    rate = found["carried_a_second"] if found else summary["parameters"]["rate"]
-    least = "at least " if found and limit in ("none", "generator") else ""
+    rate = f"{found['carried_a_second'] if found else due_a_second(summary):.3g} reports a second"
     if limit == "none":
-        return f"Carried: {least}{rate:.3g} reports a second. Nothing was the limit"
-    word, beyond = ("Capacity", "Beyond, the") if found else ("Not carried", "The")
-    return f"{word}: {least}{rate:.3g} reports a second. {beyond} limit is the {limit}"
+        return f"The network carries {'at least ' if found else ''}{rate}. No limit was reached"
+    if not found:
+        also = ", which other programs used, too" if limit == "machine" and _others(summary) else ""
+        return f"The network does not carry {rate}. The limit is the {limit}{also}"
+    if limit == "generator" or summary["verdict"]["stage"] == "sealing":
+        part = "load generator" if limit == "generator" else limit
+        more = f"The {part} was the limit: the services may carry more"
+        return f"The network carries at least {rate}. {more}"
+    return f"The network carries {rate}. Beyond, the limit is the {limit}"
+
+
+def certainty(summary: Summary) -> str:
+    """Returns how sure the result is: how often each rate was tried, and what disturbed it."""
+    rows = summary.get("capacity", {"steps": {}})["steps"].values()
+    disagree = any(
+        low["p50, ms"] > 2 * high["p50, ms"] or high[PROMPT] > low[PROMPT] + UNSURE
+        for low, high in pairwise(rows)
+    )
+    wrong = "; the trials disagree, for a lower rate did worse" if disagree else ""
+    wrong += f"; other programs {_others(summary)}" if _others(summary) else ""
+    wrong += "; it was interrupted" if summary.get("interrupted") else ""
+    what = "each rate" if rows else f"this rate ({summary['evidence']['due']} reports)"
+    if _unfilled(summary):
+        wrong += "; no batch filled at the carried rate, so the coordinator was not tried"
+    grade = "not very sure" if wrong else "fairly sure"
+    return f"{grade}: {what} was tried once, for {summary['parameters']['seconds']:g} s{wrong}"
+
+
+def next_step(summary: Summary) -> str:
+    """Returns what to do next: first get rid of what disturbed the measurement."""
+    limit = summary["verdict"]["limit"]
+    again = ["on an idle machine"] if limit != "none" and _others(summary) else []
+    if _unfilled(summary):
+        again.append("with a longer --duration, so that batches fill")
+    repeat = f"repeat {' and '.join(again)}" if again else ""
+    # If others used the machine, it is not known yet whether a larger one is needed.
+    then = "" if repeat and limit == "machine" else NEXT[limit]
+    return ". Then ".join(filter(None, (repeat, then)))
+
+
+def _unfilled(summary: Summary) -> bool:
+    if found := summary.get("capacity"):
+        return bool(found["carried_a_second"] and not found["filled"])
+    return summary["verdict"]["limit"] == "none" and not summary["evidence"]["filled"]
+
+
+def _others(summary: Summary) -> str:
+    parameters, used = summary["parameters"], summary["evidence"]["others"]
+    cores = len({*parameters["generator_cores"], *parameters["service_cores"]})
+    return f"used {used:.2g} of {cores} processors" if used > NOISY * cores else ""
 
 
 def to_html(summary: Summary) -> str:
     """Returns the summary as one HTML file."""
     reports, verdict, series = summary["reports"], summary["verdict"], summary["series"]
     names, found = list(summary["processes"]), summary.get("capacity")
-    measured = summary["evidence"]
-    evidence = {
-        text: measured[name] for name, text in EVIDENCE.items() if measured[name] is not None
-    }
+    rate = summary["parameters"]["rate"]
+    carried = "carried" if verdict["limit"] == "none" else "not carried"
+    at = f", at {rate:.3g} a second ({carried})" if found else ""
+    shares = ["p50", "p95", *(["p99"] if rate >= MANY else [])]
     totals = {name: reports[name] for name in ("due", "accepted", "undecided")}
+    latencies = {"all": reports["latency_from_due_ms"]} | reports["stages_ms"]
     totals |= {n: summary[n] for n in ("accepted_a_second", "messages_a_second", "seconds")}
+    lines = {"Answer": headline, "How sure": certainty, "Next": next_step}
     parts = [
-        f"<h1>Load test</h1><div class=verdict><p><b>{_text(headline(summary))}.</b><p>Why: "
-        f"{_text(verdict['why'])}.<p>Next: {_text(NEXT[verdict['limit']])}.</div>",
-        f"<p>{'It was interrupted. ' if summary.get('interrupted') else ''}"
-        f"{'The rest is about the least rate that was not carried. ' if found else ''}"
-        "Latency counts from the time a report was due, whether or not the generator was free.</p>",
-        _grid("Rates that were tried, reports a second", found["steps"], "due") if found else "",
-        _chart("Reports a second", series, ["due", "accepted", "rejected"], "_a_second"),
-        _chart("Latency of a second's reports, ms", series, ["p50", "p95", "p99"], " ms"),
-        _chart("Reports under way", series, ["open"], ""),
-        _chart("Processors in use", series, names, " processors"),
-        _chart("Memory, MiB", series, names, " mib"),
-        _table("Reports", totals),
+        "<h1>Load test</h1><dl>",
+        *(f"<dt>{name}<dd>{_sentence(text(summary))}" for name, text in lines.items()),
+        f"</dl><p>Why: {_text(verdict['why'])}. A rate is carried if {CARRIED:.0%} of its reports "
+        f"are accepted within {PROMPT_SECONDS:g} s of the time at which they are due, whether or "
+        "not the generator is free then.</p>",
+        _grid("Rates that were tried, reports a second", found["steps"], "asked for")
+        if found
+        else "",
+        _chart(f"Reports a second{at}", series, ["due", "accepted", "rejected"], "_a_second"),
+        _chart(f"Latency of a second's reports, ms{at}", series, shares, " ms"),
+        _chart(f"Reports under way{at}", series, ["open"], ""),
+        _chart(f"Processors in use{at}", series, names, " processors"),
+        _chart(f"Memory, MiB{at}", series, names, " mib"),
+        "<details><summary>All numbers</summary>",
+        _table(f"Reports{at}", totals),
         _table("Rejected reports, by reason", reports["rejected"]),
         _table("Answers that were no success, also those tried again", reports["answers"]),
-        _grid("Latency, ms", _latencies(reports), "stage"),
-        _grid("Processors: used, and wanted while others had them", summary["processes"], "part"),
+        _grid("Latency from the time that is due, ms", latencies, "stage"),
+        _grid("Processors", summary["processes"], "part"),
         _grid("Memory, MiB", summary["memory"], "part"),
-        _table("Evidence of the verdict", evidence),
         _table("Parameters", summary["parameters"]),
+        "</details>",
     ]
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
-
-
-def _latencies(reports: Summary) -> Summary:
-    whole = {"from due": reports["latency_from_due_ms"], "upload": reports["latency_from_send_ms"]}
-    return whole | {f"of it {name}": row for name, row in reports["stages_ms"].items()}
 
 
 def _ticks(top: float) -> list[float]:
@@ -121,13 +167,19 @@ def _ticks(top: float) -> list[float]:
 
 
 def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
-    """Returns lines over time with a table of evenly spaced samples (summary.json has all)."""
+    """Returns a chart of lines over time, with a table of some samples (summary.json has all).
+
+    Leaves out a last interval shorter than half of the previous one: its rates are noise.
+    """
+    ends = [row["at"] for row in rows[-3:]]
+    if len(ends) == 3 and 2 * (ends[2] - ends[1]) < ends[1] - ends[0]:
+        rows = rows[:-1]
     top = max([row.get(name + unit, 0.0) for row in rows for name in names], default=0.0) or 1.0
     end = max([row["at"] for row in rows], default=1.0) or 1.0
     lines = "".join(_line(rows, name + unit, i, end, top) for i, name in enumerate(names))
     legend = "".join(
-        f'<svg class=key viewBox="0 0 32 8"><path class="line l{i % 4}"{_dash(i)} d="M0 4H32"/>'
-        f"</svg>{_text(name)}"
+        f'<span class=key><svg class=key viewBox="0 0 32 8"><path class="line l{i % 4}"'
+        f'{DASHES[i % 4]} d="M0 4H32"/></svg>{_text(name)}</span> '
         for i, name in enumerate(names)
     )
     step = -(-len(rows) // MOST_ROWS)
@@ -149,8 +201,8 @@ def _axes(end: float, top: float) -> str:
         for tick in _ticks(top)
     )
     along = "".join(
-        f"<text class=mid x={_right(tick, end):.1f} y={HEIGHT - BOTTOM + 14}>{tick:,.4g}</text>"
-        for tick in _ticks(end)
+        f"<text class=mid x={_right(tick, end):.1f} y={HEIGHT - BOTTOM + 16}>{tick:,.4g}</text>"
+        for tick in _ticks(end)[1:]
     )
     name = f"<text class=end x={WIDTH} y={HEIGHT - 2}>seconds from the start</text>"
     return across + along + name
@@ -161,11 +213,7 @@ def _right(at: float, end: float) -> float:
 
 
 def _down(value: float, top: float) -> float:
-    return 8 + (HEIGHT - BOTTOM - 8) * (1 - value / top)
-
-
-def _dash(number: int) -> str:
-    return f' stroke-dasharray="{STROKES[number % 4]}"' if STROKES[number % 4] else ""
+    return TOP + (HEIGHT - BOTTOM - TOP) * (1 - value / top)
 
 
 def _line(
@@ -173,11 +221,11 @@ def _line(
 ) -> str:
     kept = [row for row in rows if name in row]
     points = " ".join(f"{_right(row['at'], end):.1f},{_down(row[name], top):.1f}" for row in kept)
-    return f'<polyline class="line l{number % 4}"{_dash(number)} points="{points}"/>'
+    return f'<polyline class="line l{number % 4}"{DASHES[number % 4]} points="{points}"/>'
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:
-    """Returns names and values under a heading; nothing without rows."""
+    """Returns names and values under a heading, or "" without rows."""
     body = "".join(f"<tr><td>{_text(name)}{_cell(value)}" for name, value in rows.items())
     return f"<h2>{_text(title)}</h2><table>{body}</table>" if rows else ""
 
@@ -194,8 +242,15 @@ def _grid(title: str, rows: Mapping[str, Mapping[str, object]], first: str = "")
 
 
 def _cell(value: object) -> str:
-    text = f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):  # four digits, and no exponent
+        value = f"{value:,.0f}" if value >= 1e4 else f"{value:,.4g}"
+    text = "-" if value is None else str(value)
     return f"<td class=n>{_text(text)}"
+
+
+def _sentence(text: str) -> str:
+    """Returns a text as an HTML sentence. An option such as --out stays on one line."""
+    return re.sub(r"--[\w-]+", r"<code>\g<0></code>", _text(text[0].upper() + text[1:])) + "."
 
 
 def _text(value: object) -> str:

@@ -74,7 +74,7 @@ class LoadConfig:
 
     @property
     def reports_a_batch(self) -> int:
-        """n of every batch."""
+        """The number n of reports of every batch."""
         quarter = int(self.rate * self.seconds / BATCHES)
         return self.batch or max(LEAST_BATCH, min(MOST_BATCH, quarter))
 
@@ -91,7 +91,7 @@ class Target:
     def answering_seconds(self) -> float:
         """Returns how long the shuffler worked on requests for slots and uploads, since its start.
 
-        Not a number if it does not tell.
+        Returns NaN if the shuffler does not tell.
         """
         try:
             return shuffler_metric(self.secrets, self.shuffler_url, ANSWERING_SECONDS, ROUTES)
@@ -135,7 +135,7 @@ class LiveScreen:
         self._task = self._bar.add_task("", total=None)
 
     def phase(self, text: str, total: float | None) -> None:
-        """Begins a progress bar, of ``total`` steps if known."""
+        """Begins a progress bar, with ``total`` steps if the number is known."""
         line(text)
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(text, total=total)
@@ -172,7 +172,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target at one rate after another, and returns the `capacity` of the network.
 
-    The first rate is ``config.rate``, every load takes ``config.seconds``. Raises as `run` does.
+    The first rate is ``config.rate``. Every load takes ``config.seconds``. Raises errors of `run`.
     """
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()
     with _enrolled(config, target) as (credentials, screen):
@@ -188,7 +188,7 @@ def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
 
 @contextmanager
 def _enrolled(config: LoadConfig, target: Target) -> Iterator[tuple[list[Credential], LiveScreen]]:
-    """Enrols the generator's nodes, and revokes them afterwards; shows the live screen."""
+    """Enrols the generator's nodes, shows the live screen, and revokes the nodes afterwards."""
     screen = LiveScreen()
     live = Live(
         get_renderable=screen.picture, console=progress, refresh_per_second=2, transient=True

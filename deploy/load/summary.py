@@ -1,23 +1,24 @@
 """The summary of a load test, with the rule that names its bottleneck. No I/O.
 
 A report's time by stage shows where the queue is; saturated processes show why. A process is
-saturated if its threads ran or waited for a processor for `SATURATED` of the time or more. Waiting
-counts, because a process that shares its processor gets less of it but needs as much. The first
-case that holds is the verdict:
+saturated if its threads ran, or waited for a processor, for at least the share `SATURATED` of the
+time. Waiting counts, because a process that shares its processor gets less of it but needs as much.
+The first case that applies is the verdict:
 
-1. At least `CARRIED` of the due reports were accepted within `PROMPT_SECONDS` of their time: no
-   bottleneck. If no batch filled, the verdict adds that the coordinator had nothing to open.
+1. At least `CARRIED` of the due reports were accepted within `PROMPT_SECONDS` of being due: no
+   bottleneck.
 2. The generator's event loops are saturated, or most time is lost in late starts or episodes: the
    generator. Its measurements of the server then mean nothing.
-3. Most time is lost in sealing: also the generator; real nodes bring processors of their own.
+3. Most time is lost in sealing: the generator, too, because real nodes bring processors of their
+   own.
 4. Most time is lost waiting for a batch, and the shuffler is not saturated: the coordinator, which
    opens messages too slowly. The reason says whether its opening processes are saturated.
 5. Most time is lost in requests: the shuffler, if it is saturated or answered 429; the network, if
-   the shuffler worked on requests for less than `ANSWERING` of the time that nodes waited for
-   them; else the shuffler's database, which is what it waits for.
+   the shuffler worked on requests for less than the share `ANSWERING` of the time that nodes waited
+   for answers; otherwise the shuffler's database, for which the shuffler waits.
 
 If generator and services share the same processors and these are busy, the verdict of cases 2 to 5
-is the machine: more load needs a larger one. The stage still shows where the queue was.
+is the machine: more load needs a larger machine. The stage still shows where the queue was.
 
 `summarize` turns samples into summary.json. A search for the capacity is a sequence of such
 summaries: `next_rate` chooses the next load, and `capacity` the summary to show.
@@ -27,6 +28,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from statistics import linear_regression
 from typing import Any, Literal
 
@@ -35,9 +37,10 @@ from riffle.deploy.network.processes import Usage
 
 CARRIED, SATURATED, BUSY, ANSWERING = 0.98, 0.85, 0.95, 0.5
 PROMPT_SECONDS = 2.0
+PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
-SETTLED = 0.3  # memory is judged after this share of the load, once caches and pools are full
+SETTLED, MINUTE = 0.3, 60  # memory is judged after this share of a load, if it took a minute
 
 MOST_STEPS, PRECISE = 12, 1.2  # loads in a search, and the ratio of rates at which it ends
 
@@ -47,15 +50,16 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The measurements on which the verdict rests.
+    """The measurements that decide the verdict.
 
-    ``due`` and ``prompt``: reports due, and those accepted promptly. ``filled``: batches that
-    filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). ``loops``,
-    ``sealing``, ``opening``, ``shuffler`` and ``coordinator`` are demands in processors: of the
-    busiest generator process, of an average process, and of the services (None if they run
-    elsewhere). ``refused``: answers 429. ``busy``: the busy share of all processors' time.
-    ``answering``: the share of the time of requests for slots and uploads in which the shuffler
-    worked on them, None if unknown.
+    ``due`` and ``prompt``: reports due, and reports accepted promptly. ``filled``: batches that
+    filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). Five demands
+    (`Usage.demand`): ``loops`` of the busiest generator process, ``sealing`` and ``opening`` of an
+    average process of their pools, ``shuffler`` and ``coordinator`` of the services (None if they
+    run elsewhere). ``refused``: answers 429. ``busy``: the busy share of all processors' time.
+    ``others``: processors that other programs used (0 if the services run elsewhere).
+    ``answering``: of the time that nodes waited for slots and uploads, the share in which the
+    shuffler worked on them; None if unknown.
     """
 
     due: int
@@ -70,6 +74,7 @@ class Evidence:
     refused: int = 0
     same_cores: bool = False
     busy: float = 0.0
+    others: float = 0.0
     answering: float | None = None
 
 
@@ -87,11 +92,12 @@ def judge(evidence: Evidence) -> Verdict:
     share = evidence.prompt / evidence.due if evidence.due else 1.0
     if share >= CARRIED:
         why = f"{share:.1%} of the due reports were accepted within {PROMPT_SECONDS:g} s"
-        idle = "" if evidence.filled else "; no batch filled, so nothing is said of the coordinator"
-        return Verdict("none", "", why + idle)
+        return Verdict("none", "", why)
     verdict = _bottleneck(evidence)
     if evidence.same_cores and evidence.busy >= BUSY:
-        why = f"all processors were busy and shared ({evidence.busy:.0%}); {verdict.why}"
+        why = (
+            f"all processors were busy, and generator and services share them ({evidence.busy:.0%})"
+        )
         return Verdict("machine", verdict.stage, why)
     return verdict
 
@@ -106,7 +112,9 @@ def _bottleneck(evidence: Evidence) -> Verdict:
     if stage in ("lag", "episode"):
         return Verdict("generator", stage, f"reports start late; {lost}")
     if stage == "sealing":
-        return Verdict("generator", stage, f"{lost}; sealers want {evidence.sealing:.2f} each")
+        return Verdict(
+            "generator", stage, f"{lost}; each sealing process wants {evidence.sealing:.2f}"
+        )
     if stage == "batch" and (evidence.shuffler is None or evidence.shuffler < SATURATED):
         why = f"no batch was open; {lost}; {_why_coordinator(evidence)}"
         return Verdict("coordinator", stage, why)
@@ -124,7 +132,7 @@ def _why_coordinator(evidence: Evidence) -> str:
 
 
 def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
-    """Returns why requests take most of the time."""
+    """Returns the limit, and the reason, if requests take most of the time."""
     answering, demand = evidence.answering, evidence.shuffler
     if demand is not None and demand >= SATURATED:
         return "shuffler", f"its processor: it wants {demand:.2f}"
@@ -140,8 +148,9 @@ def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
 def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None:
     """Returns the next load of a search for the capacity, in reports a second; None at its end.
 
-    ``steps`` are the rates so far, and whether they were carried. The rate doubles until one is not
-    carried (or halves until one is); then the search halves the interval on a logarithmic scale.
+    ``steps`` has each rate so far, and True if it was carried. The rate doubles until a rate is not
+    carried, or halves until a rate is carried. Then the search halves the interval on a logarithmic
+    scale.
     """
     carried = max((rate for rate, ok in steps if ok), default=0.0)
     failed = min((rate for rate, ok in steps if not ok), default=math.inf)
@@ -155,21 +164,35 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of a search's least load that was not carried, else of the last one.
+    """Returns the summary of the least load not carried or, if all were carried, of the last load.
 
-    Its ``capacity`` has the largest carried rate in reports a second, and a row for each load.
+    Its ``capacity`` has the largest carried rate (reports a second, as counted), whether a batch
+    filled at this rate, and a row for each load.
     """
     rates_of = {step["parameters"]["rate"]: step for step in steps}
     failed = [rate for rate, step in rates_of.items() if step["verdict"]["limit"] != "none"]
-    carried = max((rate for rate in rates_of if rate not in failed), default=0.0)
+    best = max((rate for rate in rates_of if rate not in failed), default=None)
+    carried = 0.0 if best is None else due_a_second(rates_of[best])
+    filled = best is not None and rates_of[best]["evidence"]["filled"] > 0
     report = rates_of[min(failed)] if failed else steps[-1]
     rows = {f"{rate:.3g}": _step(step) for rate, step in sorted(rates_of.items())}
-    return report | {"capacity": {"carried_a_second": carried, "steps": rows}}
+    found = {"carried_a_second": carried, "filled": filled, "steps": rows}
+    return report | {"capacity": found}
+
+
+def due_a_second(summary: Summary) -> float:
+    """Returns how many reports a second were due. Random arrivals miss the requested rate."""
+    return float(summary["evidence"]["due"] / summary["parameters"]["seconds"])
 
 
 def _step(step: Summary) -> Summary:
     latency, limit = step["reports"]["latency_from_due_ms"], step["verdict"]["limit"]
-    row = {"limit": limit.replace("none", "carried"), "accepted": step["accepted_a_second"]}
+    known = step["evidence"]
+    row = {
+        "result": "carried" if limit == "none" else f"not carried: {limit}",
+        "due": due_a_second(step),
+        PROMPT: 100 * known["prompt"] / max(known["due"], 1),
+    }
     return row | {f"{share}, ms": latency[share] for share in ("p50", "p99")}
 
 
@@ -182,12 +205,18 @@ def summarize(
 ) -> Summary:
     """Returns the content of summary.json: all measurements, and the verdict.
 
-    The use of processors is measured from the start to the last arrival. ``answered``: seconds that
-    the shuffler worked on requests for slots and uploads, if known.
+    The use of processors is measured from the start to the last arrival. ``answered``: the seconds
+    for which the shuffler worked on requests for slots and uploads, if known.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
     end = next(late, samples[-1])  # the last sample, if the load was interrupted
-    used = {name: now.since(samples[0].use[name]) for name, now in end.use.items()}
+    read = [sample.use for sample in samples if sample.at <= end.at]
+    used = {  # a process that has ended is missing from the last reading
+        name: max((use[name] for use in read if name in use), key=attrgetter("pool", "at")).since(
+            first
+        )
+        for name, first in read[0].items()
+    }
     seconds = max(end.at, 1e-9)
     evidence = _evidence(parameters, samples, batches, used, generators)
     stages = evidence.stages["lease"] + evidence.stages["upload"]
@@ -219,6 +248,8 @@ def _evidence(
     own = [use for name, use in used.items() if name.startswith(GENERATOR)]
     coordinator, shuffler = used.get("coordinator"), used.get("shuffler")
     same = len(own) < len(used) and parameters["generator_cores"] == parameters["service_cores"]
+    busy, cores = _busy(samples, parameters)
+    known = sum(use.total / use.at for use in used.values() if use.at > 0)
     return Evidence(
         due=tally.started,
         prompt=tally.due.within(PROMPT_SECONDS),
@@ -231,40 +262,43 @@ def _evidence(
         opening=None if coordinator is None else coordinator.pool_demand / parameters["openers"],
         refused=sum(n for answer, n in tally.answers.items() if answer.endswith(" 429")),
         same_cores=same,
-        busy=_busy(samples, parameters),
+        busy=busy,
+        others=max(0.0, busy * cores - known) if coordinator and shuffler else 0.0,
     )
 
 
-def _busy(samples: Sequence[Sample], parameters: Summary) -> float:
-    """Returns the share of time in which the processors in use were busy, by any process."""
+def _busy(samples: Sequence[Sample], parameters: Summary) -> tuple[float, int]:
+    """Returns the share of time in which the processors in use were busy, and their number."""
     cores = {*parameters["generator_cores"], *parameters["service_cores"]}
     first, last = samples[0].cores, samples[-1].cores
     busy = sum(last[core][0] - first[core][0] for core in cores if core in last)
     whole = sum(last[core][1] - first[core][1] for core in cores if core in last)
-    return busy / whole if whole > 0 else 0.0
+    return busy / whole if whole > 0 else 0.0, len(cores)
 
 
 def _processors(use: Usage) -> dict[str, float]:
     return {
-        "processors": use.own / use.at,
-        "demand": use.demand,
-        "pool_processors": use.pool / use.at,
-        "pool_demand": use.pool_demand,
+        "used": use.own / use.at,
+        "used_or_waited_for": use.demand,
+        "workers_used": use.pool / use.at,
+        "workers_used_or_waited_for": use.pool_demand,
     }
 
 
-def _memory(samples: Sequence[Sample], name: str) -> dict[str, float]:
-    """Returns MiB at the end, the maximum, and growth per minute once the load has settled.
+def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
+    """Returns memory in MiB: at the end, the maximum, and growth per minute after the first part.
 
-    The growth is the slope of the least-squares line, and 0 with fewer than three points.
+    The growth is the slope of the least-squares line; None for a load of less than a minute.
     """
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
-    slope = linear_regression(*zip(*settled, strict=True)).slope if len(settled) >= 3 else 0.0
+    growth = None
+    if len(settled) >= 3 and points[-1][0] >= MINUTE:
+        growth = MINUTE * linear_regression(*zip(*settled, strict=True)).slope
     return {
-        "last_mib": points[-1][1],
-        "most_mib": max(size for _, size in points),
-        "growth_mib_a_minute": 60 * slope,
+        "at_the_end": points[-1][1],
+        "largest": max(size for _, size in points),
+        "growth_a_minute": growth,
     }
 
 

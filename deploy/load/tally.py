@@ -7,7 +7,7 @@ from typing import Any
 
 LEAST_SECONDS = 1e-5
 GROWTH = 1.05
-"""Buckets grow by 5 %, so a percentile is at most 5 % too high, and never too low."""
+"""Each bucket is 5 % wider than the previous one, so a percentile is at most 5 % too high."""
 
 STAGES = ("lag", "batch", "lease", "episode", "sealing", "upload")
 """Stages of a report's time: late start; finding and checking a batch; getting a slot; the episode
@@ -24,11 +24,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Number of recorded latencies."""
+        """The number of recorded latencies."""
         return self.buckets.total()
 
     def record(self, seconds: float) -> None:
-        """Adds a latency; a negative one counts as zero."""
+        """Adds a latency. A negative latency counts as zero."""
         self.buckets[_bucket(seconds)] += 1
         self.total += max(seconds, 0.0)
         self.largest = max(self.largest, seconds)
@@ -44,7 +44,7 @@ class Histogram:
         return Histogram(self.buckets - before.buckets, self.total - before.total, self.largest)
 
     def quantile(self, share: float) -> float:
-        """Returns the upper edge of the bucket in which this share is reached; 0 if empty."""
+        """Returns the upper edge of the bucket that reaches this share of latencies; 0 if empty."""
         needed, seen = share * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -66,7 +66,7 @@ class Histogram:
 
 
 def _bucket(seconds: float) -> int:
-    """Returns the bucket whose upper edge is the first at or above ``seconds``."""
+    """Returns the first bucket whose upper edge is at least ``seconds``."""
     ratio = max(seconds, LEAST_SECONDS) / LEAST_SECONDS
     return math.ceil(math.log(ratio, GROWTH) - 1e-9)
 
@@ -105,7 +105,7 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """Number of reports that are due but not decided."""
+        """The number of reports that are due but not decided."""
         return self.started - self.accepted - self.rejected.total()
 
     def summary(self) -> dict[str, Any]:

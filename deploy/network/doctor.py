@@ -1,6 +1,6 @@
 """Checks of a machine and a network: files, clocks, variables, and the needs of a run.
 
-``riffle doctor`` reports them, so that the machine's faults are not blamed on Riffle.
+``riffle doctor`` reports the results, so that nobody blames the machine's faults on Riffle.
 """
 
 import datetime
@@ -43,7 +43,7 @@ ROLE_SETTINGS: tuple[type[RoleSettings], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; ``detail`` tells what to do if the result is not ``ok``."""
+    """The result of one check. If it is not ``ok``, ``detail`` tells what to do."""
 
     check: str
     ok: bool
@@ -90,7 +90,7 @@ def check_secrets(network: Path) -> Iterator[Finding]:
 
 
 def check_tokens(network: Path) -> Iterator[Finding]:
-    """Finds tokens that two services accept, or one service for two callers."""
+    """Finds tokens that two services accept, or that one service accepts for two callers."""
     seen: dict[str, Path] = {}
     for file in sorted(network.glob("*/*_token_hash")):
         if (other := seen.setdefault(file.read_text().strip(), file)) != file:
@@ -153,12 +153,12 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds variables named almost like a setting: a misspelt one silently sets nothing."""
+    """Finds variables whose names are almost those of settings: such a variable sets nothing."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
         near = similar_variable(name, known)
-        # Settings are read without regard to case.
+        # Names of settings are not case-sensitive.
         if name.upper() in known or not (near or name.upper().startswith(prefixes)):
             continue
         hint = f"; did you mean {near}?" if near else ""

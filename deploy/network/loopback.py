@@ -1,6 +1,7 @@
 """A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
 
-``riffle up`` and the system tests use it. It ends only processes that it started, by their ids.
+``riffle up`` and the system tests use this network. It ends only processes that it started, by
+their ids.
 """
 
 import contextlib
@@ -10,11 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -48,9 +49,9 @@ MEMORY = {
 class LoopbackConfig:
     """Parameters of a loopback network: its nodes, their environment, their owner's demands.
 
-    A port of 0 means any free port; 0 nodes means that nodes are started elsewhere. ``test_entry``
-    allows seeded noise. ``learners`` maps names to ``path/file.py:Class``. If ``replicas`` is above
-    1, both services also run as ``shuffler-2`` and so on, which needs the URLs of both stores.
+    Port 0 means any free port. With 0 nodes, nodes are started elsewhere. ``test_entry`` allows
+    seeded noise. ``learners`` maps names to ``path/file.py:Class``. If ``replicas`` is above 1,
+    both services also run as ``shuffler-2`` and so on; this needs the URLs of both stores.
     """
 
     folder: Path
@@ -81,7 +82,7 @@ class LoopbackConfig:
         workers: int,
         trust_models: tuple[Trust, ...] = ("shuffle",),
     ) -> Self:
-        """Returns the network for a run; the nodes' owner demands exactly the run's guarantee."""
+        """Returns the network for a run. The nodes' owner demands exactly the run's guarantee."""
         return cls(
             folder=folder,
             environment=chosen.spec.environment,
@@ -99,10 +100,10 @@ class LoopbackConfig:
 
 
 def shuffler_metric(folder: Path, url: str, name: str, routes: Collection[str] = ()) -> float:
-    """Returns a metric of a shuffler, summed over its labels, or over these routes if any.
+    """Returns a metric of a shuffler, summed over all labels, or only over these ``routes``.
 
-    Raises LocalError if the folder has no token for it, and httpx.HTTPError if the shuffler does
-    not answer.
+    Raises LocalError if the folder has no token for metrics, and httpx.HTTPError if the shuffler
+    does not answer.
     """
     token = secrets.operator_token(folder, "shuffler_metrics_token")
     with secrets.operator_client(folder, url, token) as client:
@@ -115,7 +116,7 @@ class LoopbackNetwork:
     """A network that runs inside its ``with`` block.
 
     A termination signal inside the block raises KeyboardInterrupt, so that the network ends too.
-    The network holds its folder's lock until its last process ends; a caller that has already
+    The network holds its folder's lock until its last process ends. A caller that has already
     locked the folder passes the ``lock`` (`processes.lock_folder`).
     """
 
@@ -173,7 +174,7 @@ class LoopbackNetwork:
         return sum(shuffler_metric(self.secrets, url, OPENING) for url in urls)
 
     def _start_all(self, step: Callable[[], None]) -> None:
-        """Starts everything; calls ``step`` for every service that becomes ready and every node."""
+        """Starts everything. Calls ``step`` for every service that is ready, and for every node."""
         for name in self.shufflers:
             self._start_known(name)
         for name in self.shufflers:
@@ -195,23 +196,17 @@ class LoopbackNetwork:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Starts one process, such as ``shuffler-2``; its log is ``logs/<name>.log``."""
-        log = (self.config.folder / "logs" / f"{name}.log").open("ab")
-        with log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "riffle.deploy.cli.main", name.partition("-")[0]],
-                env=MEMORY | os.environ | self.environment(name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=self._inherited,
-                process_group=0,  # Ctrl-C is for the command, which ends its processes in order
-            )
+        """Starts one process, such as ``shuffler-2``. Its log is ``logs/<name>.log``."""
+        environment = MEMORY | os.environ | self.environment(name)
+        with (self.config.folder / "logs" / f"{name}.log").open("ab") as log:
+            role = name.partition("-")[0]
+            self.processes[name] = start_service(role, environment, log, self._inherited)
 
     def stop(self) -> None:
-        """Asks every process to stop, nodes first; kills those that do not stop in time.
+        """Asks every process to stop, nodes first.
 
-        A signal meanwhile kills all processes immediately and raises KeyboardInterrupt.
+        Kills the processes that do not stop in time. A signal meanwhile kills all processes
+        immediately and raises KeyboardInterrupt.
         """
         try:
             for name in ("node", *self.coordinators, *self.shufflers):
@@ -242,12 +237,12 @@ class LoopbackNetwork:
                 raise LocalError("unavailable", detail)
 
     def last_line(self, role: str) -> str:
-        """Returns the last line of a role's log, or only its sentence if it has one."""
+        """Returns the last line of a role's log or, if this is JSON, its ``detail`` or event."""
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
         try:
             event = json.loads(lines[-1])
             return str(event.get("detail", event["event"]))
-        except (ValueError, LookupError, TypeError, AttributeError):  # not a line of our journal
+        except (ValueError, LookupError, TypeError, AttributeError):  # not a line of the journal
             return lines[-1] if lines else "no output"
 
     def wait_ready(self, name: str) -> None:
@@ -315,6 +310,21 @@ class LoopbackNetwork:
             "AGGREGATIONS": json.dumps(self.config.aggregations),
             "TEST_ENTRY": self.config.test_entry,
         }
+
+
+def start_service(
+    role: str, environment: Mapping[str, str], log: IO[bytes], inherited: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Starts the process of a role, which writes to ``log`` and inherits file descriptors."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "riffle.deploy.cli.main", role],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=inherited,
+        process_group=0,  # Ctrl-C is for the command, which ends its processes in order
+    )
 
 
 def _urls(role: str, port: int, replicas: int) -> dict[str, str]:

@@ -1,12 +1,11 @@
 """Operating-system helpers for commands and networks: folder locks, signals, probes, resource use.
 
-A folder of results or of a network belongs to one command at a time (`lock_folder`).
-
-`read_usage` reads processor time, waiting time for a processor, and memory from /proc (Linux only).
-A service is its process and the pools that it started. The main thread, which runs the event loop,
-is counted apart from the other threads (store, checks, planning) and from the pools (cryptography),
-so that a service's time can be split without its help. A thread that always runs or waits for a
-processor is saturated, however many others share that processor; `Usage.demand` adds both.
+A folder of results or of a network belongs to one command at a time (`lock_folder`). `read_usage`
+reads processor time, waiting time for a processor, and memory from /proc (Linux only). A service is
+its process and the pools that it started. The main thread, which runs the event loop, is counted
+apart from the other threads (store, checks, planning) and from the pools (cryptography). So a
+service's time can be split without its help. A thread that always runs or waits for a processor is
+saturated, however many others share that processor. `Usage.demand` adds running and waiting.
 """
 
 import fcntl
@@ -56,9 +55,10 @@ def make_folder(folder: Path) -> Path:
 def lock_folder(folder: Path) -> Iterator[int]:
     """Locks ``folder`` against all other commands; makes the folder if it is missing.
 
-    Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock too: the
-    kernel releases it when the last of them ends, however that happens. The empty file `LOCK`
-    stays. Raises LocalError ``unavailable`` if the folder is in use, and as `make_folder` does.
+    Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock, too. The
+    kernel releases the lock when the last of them ends, for whatever reason. The empty file `LOCK`
+    stays. Raises LocalError ``unavailable`` if the folder is in use, and the errors of
+    `make_folder`.
     """
     lock = make_folder(folder) / LOCK
     with lock.open("ab") as file:
@@ -74,7 +74,7 @@ def lock_folder(folder: Path) -> Iterator[int]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock of ``folder``; neither makes nor changes a file."""
+    """Returns whether a process holds the lock of ``folder``. Neither makes nor changes a file."""
     try:
         with (folder / LOCK).open("rb") as file:  # shared: callers do not exclude each other
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,9 +99,9 @@ def _holders(lock: Path) -> str:
 def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
     """Returns the answer to a GET of ``url``, sent without a token.
 
-    A certificate is verified against ``ca_file``, or else the system's authorities. Like every
-    client of Riffle, this ignores proxy variables: the request goes only to the address in ``url``.
-    Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
+    A certificate is verified against ``ca_file`` or, without it, the system's authorities. As in
+    every client of Riffle, proxy variables are ignored: the request goes only to the address in
+    ``url``. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
     """
     with httpx.Client(
         verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
@@ -134,7 +134,7 @@ def interrupt_on_termination() -> Iterator[None]:
 def record_signals() -> Iterator[list[int]]:
     """Records Ctrl-C (or a signal treated as such) instead of raising KeyboardInterrupt.
 
-    The second one still interrupts. Use it in the main thread.
+    A second signal still interrupts. Use it in the main thread.
     """
     recorded: list[int] = []
 
@@ -168,7 +168,7 @@ class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
     ``waited`` is the time in which a thread of the process could have run but no processor was
-    free; ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
+    free. ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
     """
 
     at: float
@@ -187,19 +187,19 @@ class Usage:
 
     @property
     def own(self) -> float:
-        """Processor seconds of the process without its pool."""
+        """The processor seconds of the process without its pool."""
         return self.main + self.threads
 
     @property
     def total(self) -> float:
-        """Processor seconds of the process and its pool."""
+        """The processor seconds of the process and its pool."""
         return self.own + self.pool
 
     @property
     def demand(self) -> float:
-        """Processors that the process would have used if no other process had competed for them.
+        """The processors that the process would have used if no other process had competed.
 
-        A Python process's threads use at most one, except while they release the GIL.
+        A Python process's threads use at most one processor, except while they release the GIL.
         """
         return (self.own + self.waited) / self.at if self.at > 0 else 0.0
 
@@ -262,7 +262,7 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
 def _seconds(process: Path) -> float:
     """Returns user and system time of a process, including threads that have ended.
 
-    Reads the process's clock, named as in clock_getcpuclockid(3): it counts nanoseconds, whereas
+    Reads the process's clock (see clock_getcpuclockid(3)), because it counts nanoseconds, whereas
     /proc counts hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)

@@ -8,7 +8,7 @@
 - ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials and the key that hides
   user ids from the shuffler. An owner who is not the shuffler's operator makes a key of their own.
   Only the shuffler's operator enrols nodes: the coordinator's folder never holds credentials.
-- ``operator/``: in clear, the operator's two tokens and two tokens that read metrics; keep this
+- ``operator/``: the operator's two tokens and two tokens that read metrics, all in clear. Keep this
   folder. ``coordinator_url`` and ``shuffler_url`` hold the services' addresses.
 - ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
   them on another medium than the role's own folder.
@@ -46,7 +46,7 @@ from riffle.deploy.network.processes import make_folder
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
-NETWORK_FOLDER = "network"  # the secrets' folder within that of ``riffle up``
+NETWORK_FOLDER = "network"  # the secrets folder inside the folder of ``riffle up``
 URL_FILE = "coordinator_url"
 SHUFFLER_URL_FILE = "shuffler_url"
 LOOPBACK_SHUFFLER = "http://127.0.0.1:8401"
@@ -79,7 +79,7 @@ def init_network(folder: Path, shuffler_url: str = "", coordinator_url: str = ""
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # One token per service: Prometheus sends it to the service, which could use it elsewhere.
+    # One token per service: Prometheus sends a token to its service, which could use it elsewhere.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, {"shuffler": shuffler_url, "coordinator": coordinator_url})
@@ -92,13 +92,13 @@ def key_ring(folder: Path) -> KeyRing:
 
 
 def storage_cipher(folder: Path, role: str) -> StorageCipher:
-    """Returns the cipher of a server's private keys; raises LocalError as `hex_file` does."""
+    """Returns the cipher of a server's private keys; raises the errors of `hex_file`."""
     file = folder / f"{role}-storage" / "key"
     return StorageCipher(hex_file(str(file), file))
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:
-    """Pins the current and future keys at nodes and shuffler, and drops all others."""
+    """Writes the pins of nodes and shuffler: all of these keys except the erased ones."""
     records = [KeyRecord(**key) for key in keys]
     for role in ("nodes", "shuffler"):
         _replace(folder / role / "analyzer_keys", _pins(records))
@@ -110,7 +110,7 @@ def _pins(records: Iterable[KeyRecord]) -> str:
 
 
 def _write_key_pair(folder: Path, role: str) -> None:
-    """Writes a server's signing key, and the public half to where nodes pin it."""
+    """Writes a server's signing key, and its public half where nodes pin it."""
     private_file, cipher = folder / role / "signing_key", storage_cipher(folder, role)
     if not private_file.exists():
         fresh = Ed25519PrivateKey.generate().private_bytes_raw().hex().encode()
@@ -150,7 +150,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def operator_token(folder: Path, name: str) -> str:
-    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` if missing."""
+    """Returns one of the operator's tokens. Raises LocalError ``unavailable`` if there is none."""
     file = folder / "operator" / name
     if file.exists():
         return file.read_text().strip()
@@ -174,7 +174,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """Opens the operator's HTTP client, with a bearer token and the network's CA.
 
     ``url`` may list several replicas, separated by commas. Raises ValueError if one of them is not
-    an address, or would expose the token to eavesdroppers.
+    an address, or uses neither TLS nor loopback.
     """
     urls = endpoint.check_urls("the address", url)
     verify = endpoint.server_verification(folder / "operator" / "ca.pem")
@@ -186,13 +186,13 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 
 def address(folder: Path, name: str, given: str | None, default: str) -> str:
-    """Returns a service's address: the given, the one in the operator's folder, or the default."""
+    """Returns a service's address: ``given``, or that of the operator's folder, or ``default``."""
     file = folder / "operator" / name
     return given or (file.read_text() if file.exists() else default)
 
 
 def shuffler_operator(folder: Path, url: str | None = None) -> httpx.Client:
-    """Opens the HTTP client of the shuffler's operator. Raises as `operator_client` does."""
+    """Opens the HTTP client of the shuffler's operator. Raises the errors of `operator_client`."""
     token = operator_token(folder, SHUFFLER_TOKEN_FILE)
     return operator_client(
         folder, address(folder, SHUFFLER_URL_FILE, url, LOOPBACK_SHUFFLER), token
@@ -202,7 +202,7 @@ def shuffler_operator(folder: Path, url: str | None = None) -> httpx.Client:
 def ask(
     client: httpx.Client, service: str, request: httpx.Request, read: Callable[[httpx.Response], T]
 ) -> T:
-    """Sends a request; returns the answer as parsed by ``read``.
+    """Sends a request; returns the answer, parsed by ``read``.
 
     ``read`` raises ValueError if the answer is not the service's. Raises RemoteError if the service
     refuses the request, and LocalError ``unavailable`` if the service gives no answer of its own.
@@ -237,11 +237,11 @@ def enrol(
     on_node: Callable[[], None] = lambda: None,
     file: Path | None = None,
 ) -> int:
-    """Enrols nodes, each for at most ``users`` users, until every owner has ``nodes`` valid ones.
+    """Enrols nodes, for at most ``users`` users each, until every owner has ``nodes`` valid nodes.
 
-    Credentials are in ``file``, by default that of ``nodes/``; those of revoked nodes are removed.
-    Calls ``on_node`` after each enrolment; returns their number. Raises as `enrol_node` does, and
-    LocalError ``invalid-spec`` if the file is damaged.
+    Credentials are in ``file``, by default the file in ``nodes/``. Removes credentials of revoked
+    nodes. Calls ``on_node`` after each enrolment; returns the number of enrolments. Raises the
+    errors of `enrol_node`, and LocalError ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
     try:
@@ -263,7 +263,7 @@ def enrol(
             for _ in range(held[owner], nodes):
                 ever[owner] += 1
                 credentials.append(enrol_node(client, f"{owner}-{ever[owner]}", owner, users))
-                # A token is shown once, and an interrupted enrolment must not lose it.
+                # A token is shown only once, and an interrupted enrolment must not lose it.
                 _write_credentials(file, credentials)
                 count += 1
                 on_node()
@@ -275,16 +275,17 @@ def _write_credentials(file: Path, credentials: Iterable[Enrolment]) -> None:
 
 
 def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
-    """Returns all nodes that were ever enrolled, oldest first. Raises as `enrol_node` does."""
+    """Returns all nodes ever enrolled, oldest first. Raises the errors of `enrol_node`."""
     read = NodeList.model_validate_json
     request = client.build_request("GET", "/v1/nodes")
     return ask(client, "the shuffler", request, lambda answer: read(answer.content)).nodes
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
-    """Returns the node, not revoked, with this name or with an id that begins with this text.
+    """Returns the enrolled node with this name, or with an id that begins with this text.
 
-    Raises LocalError ``not-found`` if there is none, or several, and as `enrol_node` does.
+    Revoked nodes do not count. Raises LocalError ``not-found`` if there is no such node, or
+    several, and the errors of `enrol_node`.
     """
     nodes = [node for node in list_nodes(client) if node.revoked_at is None]
     matches = [node for node in nodes if node.name == text]
@@ -315,7 +316,7 @@ def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrol
 
 
 def revoke_node(client: httpx.Client, node_id: str) -> None:
-    """Revokes a node's credential. Raises as `enrol_node` does."""
+    """Revokes a node's credential. Raises the errors of `enrol_node`."""
     request = client.build_request("DELETE", f"/v1/nodes/{node_id}")
     ask(client, "the shuffler", request, read_nothing)
 

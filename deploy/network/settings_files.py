@@ -1,8 +1,8 @@
-"""The settings of a network's roles: as files, in each role's folder, and as values.
+"""The settings of a network's roles: as files in each role's folder, and as values.
 
 ``riffle network init`` writes the files, and ``riffle shuffler FILE`` reads one. Paths in a file
-start at the file's folder, so a role's folder works wherever it is copied to. Beside that folder a
-role keeps its data: ``shuffler-data``, ``coordinator-data``, ``nodes-data``.
+start at the file's folder, so a role's folder works wherever it is copied to. A role keeps its data
+beside its folder: ``shuffler-data``, ``coordinator-data``, ``nodes-data``.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ OWNER = {
     "MAX_BETA": "1e-05",
     "MIN_DISHONEST_FRACTION": "0.05",
 }
-"""What the nodes' owner decides; the file's comment asks the owner to check it."""
+"""Settings for the nodes' owner to decide. The file's comment asks the owner to check them."""
 
 
 def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[str, str]:
@@ -64,9 +64,9 @@ def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[st
 def read_addresses(
     folder: Path, shuffler_url: str | None, coordinator_url: str | None
 ) -> tuple[str, str]:
-    """Returns the addresses of shuffler and coordinator: those of the folder, given, or default.
+    """Returns the addresses of shuffler and coordinator: the folder's, the given, or defaults.
 
-    Raises ValueError if an address is malformed, or is not the one in the folder.
+    Raises ValueError if an address is malformed, or differs from the folder's.
     """
     addresses = []
     for option, name, given, default in (
@@ -83,7 +83,7 @@ def read_addresses(
 
 
 def write_settings(folder: Path, shuffler_url: str, coordinator_url: str) -> None:
-    """Writes the addresses, and every role's settings file, unless they are there."""
+    """Writes the addresses and every role's settings file, unless they exist."""
     contents = {
         f"operator/{SHUFFLER_URL_FILE}": shuffler_url,
         f"operator/{URL_FILE}": coordinator_url,

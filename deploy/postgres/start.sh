@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the cluster at the first start, then is the server. Nothing listens on a network: who may
-# enter is who is the same user (auth "peer") and has the volume of the socket, so there is no password.
+# Makes the cluster at the first start, then becomes the server. It listens on no network. A client
+# needs the same user id (auth "peer") and the volume with the socket, so there is no password.
 set -eu
 
 bin=$(echo /usr/lib/postgresql/*/bin)

@@ -1,14 +1,14 @@
 """Attacks the deployed code on neighbouring populations with the best possible distinguisher.
 
 By the Neyman-Pearson lemma, no test of a given size beats the likelihood ratio of the true model.
-Given everybody else's data, the analyzer's counts are independent, base + Binomial(N, p), and one
-user moves `cells` of them up and `cells` down. Let b be the binomial mass and base_i the other
+Given everybody else's data, the analyzer's counts are independent: base + Binomial(N, p). One user
+moves `cells` of them up and `cells` down. Let b be the binomial mass function and base_i the other
 users' count on cell i. The score of counts y is
 
     sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
     + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
 
-Padding and the permutation do not enter that model. A second distinguisher, `head`, looks for a
+This model ignores padding and the permutation. A second distinguisher, `head`, looks for a
 permutation that does not move the first report.
 """
 
@@ -25,7 +25,7 @@ from riffle.experiments.audit.pipeline import Views, identity_seals, views, view
 from riffle.experiments.audit.world import Setting, World
 
 CERTAIN = 1e3
-"""The score of an outcome that is possible only under one population."""
+"""The score of an outcome that is possible under only one population."""
 
 TUNING_SHARE = 2
 """Fresh trials for each tuning trial."""
@@ -44,11 +44,11 @@ class Attack:
 
     @property
     def violated(self) -> bool:
-        """Whether the bounds refute the claim at the stated error."""
+        """Returns whether the bounds refute the claim at the stated error."""
         return self.bounds.epsilon > self.epsilon or self.bounds.beta > self.beta
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the outcome under the keys that the command documents."""
+        """Returns the outcome under the keys that the command prints."""
         b = self.bounds
         return {
             "attack": self.name,
@@ -68,7 +68,7 @@ class Attack:
 
 
 def audit(world: World, trials: int, error: float) -> tuple[Attack, Pair]:
-    """Attacks a batch with identity seals; returns the outcome and the views of fresh trials."""
+    """Attacks unencrypted batches; returns the outcome and the views of fresh trials."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     with identity_seals():
         tuning = both_views(world, tuning_trials)
@@ -90,7 +90,7 @@ def judge(
 
 
 def both_views(world: World, trials: int, start: int = 0) -> Pair:
-    """Returns the views of trials under both populations; each seeded trial has its own number."""
+    """Returns the views of trials under both populations. No two trials share a seeded stream."""
     return (
         views(world, trials, first=True, start=2 * start),
         views(world, trials, first=False, start=2 * start + trials),
@@ -133,8 +133,8 @@ def log_ratios(N: int, p: float) -> FloatArray:
 def agreement(world: World, pair: Pair, trials: int) -> float:
     """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
 
-    The deployed analyzer opens the sealed trials. The test is chi-square on the scores, binned at
-    the deciles of ``pair``, once for each population, with a Bonferroni factor of two.
+    The deployed analyzer opens the sealed trials. There is one chi-square test for each population,
+    on the scores in bins at the deciles of ``pair``; a Bonferroni factor of two combines the tests.
     """
     start = 1 << 32
     sealed = [

@@ -2,24 +2,24 @@
 
 **One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
 each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
-the product's encoder; the one difference is that the shuffle keeps a report's messages together.
-Each vector then carries one user's noise, 1/n of the noise that the proof needs. Let g(v | e) be
-the law of one vector given its user's episode, while everybody else has e'. The likelihood ratio of
-the two populations is
+the product's encoder. The only difference is that the shuffle keeps a report's messages together.
+So each vector has only one user's noise, 1/n of the noise that the proof needs. Let g(v | e) be the
+law of one vector given its user's episode, while everybody else has e'. The likelihood ratio of the
+two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
 noise, one number for each counter. If n > tau, the noise is one bit of probability tau / 2n, else
 the number of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of
-each counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or m + 1). If everybody
-else has bit 0, that number exposes the user. This has probability tau / 2n (or 2^-m), and no finite
-epsilon covers it.
+each counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or z = m + 1). If
+everybody else has bit 0, that number exposes the user. This happens with probability tau / 2n (or
+2^-m), and no finite epsilon covers it.
 
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
 for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
 the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n
-numbers z. It is infinite if m + 1 is among them.
+numbers z. It is infinite if one of them is m + 1.
 """
 
 import math
@@ -67,7 +67,7 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
 def _log_mean(world: World, v: Ints) -> FloatArray:
     """Returns log mean g(v | e) / g(v | e'), shape (trials,), within [-CERTAIN, CERTAIN].
 
-    A vector that no user with e' can send must be user 0's, and its ratio is infinite.
+    A vector that no user with e' can send must be user 0's, and the ratio is then infinite.
     """
     up, down = world.cells()
     bits = world.noise.bits
@@ -82,12 +82,12 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
 
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
-"""n / tau in both regimes. In each, a cell exposes the user with probability 1/4."""
+"""n / tau in both regimes. In both, a cell exposes the user with probability 1/4."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiteralBatch:
-    """A batch of n users with the papers' noise; ``cells`` counters rise by one, as many fall."""
+    """A batch of n users with the papers' noise. ``cells`` counters rise by one; as many fall."""
 
     n: int
     noise: Noise
@@ -95,7 +95,7 @@ class LiteralBatch:
 
     @property
     def mass(self) -> FloatArray:
-        """The probabilities f(0 ... m + 1); the last one is zero."""
+        """The probabilities f(0 ... m + 1), of which the last is zero."""
         bits, p = self.noise.bits, self.noise.p
         return np.asarray(stats.binom.pmf(np.arange(bits + 2), bits, p))
 

@@ -2,15 +2,15 @@
 
 (epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E, where P and Q are the laws
 of the views of two neighbouring populations, in either order. A distinguisher gives every view a
-score, large where P is likelier. Its events are "score >= t" (drawn from P) and "score <= t" (drawn
-from Q, with P and Q exchanged). One sample chooses the event with the largest bound. On a fresh
-sample, P(E) and Q(E) get Clopper-Pearson bounds. With p below P(E) and q above Q(E),
+score, large where P is likelier. Its events are "score >= t", and "score <= t" with P and Q
+exchanged. One sample chooses the event with the largest bound. A fresh sample gives Clopper-Pearson
+bounds: p below P(E), and q above Q(E). Then
 
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
-One event is chosen for epsilon and one for beta, so four one-sided bounds are stated. Each fails
+One event is chosen for epsilon and one for beta, so there are four one-sided bounds. Each fails
 with probability error / 4, so together they hold with probability 1 - error. The choice of events
-costs no confidence, because it used other trials. Any score gives valid bounds; a bad score
+costs no confidence, because it uses other trials. Any score gives valid bounds, but a bad score
 gives weak ones.
 """
 
@@ -78,7 +78,7 @@ def bound(
     beta: float,
     error: float,
 ) -> Bounds:
-    """Returns bounds from fresh scores for events chosen on tuning scores, by distinguisher."""
+    """Returns bounds from fresh scores, for events that tuning scores select."""
     each = error / STATED_BOUNDS
     trials = len(next(iter(fresh.values())).first)
 
@@ -110,7 +110,7 @@ def choose(
 ) -> Event:
     """Returns the event with the largest bound on the tuning sample itself.
 
-    Choosing by rates instead would select rare events that the sample favours by chance.
+    A choice by rates, not bounds, would favour rare events that look good by chance.
     """
     best, chosen = -math.inf, None
     for name, scores in tuning.items():
@@ -128,7 +128,7 @@ def choose(
 def rates(
     likelier: float | FloatArray, other: float | FloatArray, trials: int, error: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns Clopper-Pearson bounds: below the first rate, and above the second."""
+    """Returns two Clopper-Pearson bounds: one below the first rate, one above the second rate."""
     return lower(likelier, trials, error), upper(other, trials, error)
 
 

@@ -2,21 +2,22 @@
 
 An observer sees every report's size, time and place in the order. Here the observer gets more than
 a network would show: how long it took to make each report, from episode to frame, measured in the
-process itself. A fair coin gives each user one of two episodes, as far apart as episodes can be:
-every reward 1 in the first state, or none in the last one. On the first third of the batch the
-observer knows the data and fits rules: a likelihood ratio by deciles for each feature, and Fisher's
-linear discriminant on all features. The second third chooses the rule that guesses best, and the
-last third tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
+process itself. A fair coin gives each user one of two episodes that differ as much as possible: all
+in the first state with every reward 1, or all in the last state without rewards. The observer knows
+the data of the first third of the batch and fits rules to them. Each feature gives a rule: guess
+the more frequent data of the feature's decile. Fisher's linear discriminant on all features is one
+more rule. The second third chooses the rule that guesses best, and the last third tests it. A
+random guess is right with probability 1/2, and the test is exact (binomial).
 
-Real seals are used. With ``padded`` false the same code runs without padding, which shows whether
-this observer can see anything at all.
+Reports have real seals. With ``padded`` false, the same code runs without padding. This shows
+whether the observer can see anything at all.
 """
 
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -38,13 +39,13 @@ from riffle.experiments.audit.world import (
     calibrated_noise,
 )
 from riffle.node_client import episode as node_report
-from riffle.node_client.sealing import pack, seal_reports
+from riffle.node_client.sealing import seal_reports
 
 LEVEL = 1e-6
-"""The probability that an observer who learned nothing is declared better than chance."""
+"""The probability that an observer who learned nothing is declared to guess better than chance."""
 
 POPULATION = Setting(1.0, 1e-5, n=4096, sizes=Sizes(X=4, A=2, H=6), families="lean")
-"""In ``lean`` a reward of 0 sends no message, so without padding the length would show it."""
+"""In ``lean`` a reward of 0 has no message, so without padding the report's length shows it."""
 
 Bits = NDArray[np.bool_]
 Rule = Callable[[FloatArray], Bits]
@@ -81,11 +82,11 @@ class Guess:
 
     @property
     def better_than_chance(self) -> bool:
-        """Whether the guesses are better than chance at `LEVEL`."""
+        """Returns whether the guesses are better than chance at `LEVEL`."""
         return self.p_value < LEVEL
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the outcome under the keys that the command documents."""
+        """Returns the outcome under the keys that the command prints."""
         return {
             "padding": "on" if self.padded else "off (broken on purpose)",
             "accuracy": self.accuracy,
@@ -115,7 +116,7 @@ def unpadded(
     randomness: Randomness,
     word_bits: int | None = None,
 ) -> Ints:
-    """Encodes as `common.mechanism.shuffle_model.encode`, but leaves out the dummies."""
+    """Encodes as `common.mechanism.shuffle_model.encode` does, but leaves out the dummies."""
     del padding, word_bits
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     return np.concatenate([data, draw_noise(layout.counters, noise, randomness)])
@@ -137,8 +138,7 @@ def _upload(world: World, user: int, rich: bool) -> bytes:
     X = world.setting.sizes.X
     environment = ConstantEnvironment(world.setting.sizes, 0 if rich else X - 1, reward=float(rich))
     _, messages = node_report.slot_report(world.batch, environment, user)
-    keys = replace(world.seal_keys, messages=len(messages))
-    return frame(f"{user:032x}", seal_reports(keys, pack(messages)))
+    return frame(f"{user:032x}", seal_reports(world.seal_keys, messages[None]))
 
 
 def _rules(features: FloatArray, data: Bits) -> list[Rule]:
@@ -147,7 +147,7 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Returns the rule that guesses the majority class of a value's decile in the training data."""
+    """Returns the rule that guesses the more frequent data of a value's decile in training."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)

@@ -1,14 +1,15 @@
-"""Runs one trial: the product's code from a user's slot to the analyzer's count.
+"""Runs trials: the product's code from a user's slot to the analyzer's count.
 
-Episode and encoding (`node_client.episode.slot_report`), seals and frames (`node_client.sealing`,
-`common.protocol.wire`), the shuffle (`shuffler.permutation.permute_messages`) and the count
-(`open_histogram`, or the whole `coordinator.batches.analyzer.Analyzer`) are called as deployed.
-Noise and permutation come from the system's CSPRNG unless the setting is seeded.
+The parts are called as deployed: episode and encoding (`node_client.episode.slot_report`), seals
+and frames (`node_client.sealing`, `common.protocol.wire`), the shuffle
+(`shuffler.permutation.permute_messages`), and the count (`open_histogram`, or the whole
+`coordinator.batches.analyzer.Analyzer`). Noise and permutation come from the system's CSPRNG unless
+the setting is seeded.
 
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not
-rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced; sizes, framing,
-batching and opening stay the product's. Trials with real seals must agree (`attack.agreement`).
+rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced. Sizes, framing,
+batching and opening stay the product's. `attack.agreement` compares trials with real seals.
 """
 
 import asyncio
@@ -33,16 +34,17 @@ from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.shuffler_client import Messages
 from riffle.experiments.audit.world import World
 from riffle.node_client.episode import slot_report
-from riffle.node_client.sealing import mask_reports, pack, seal_reports
+from riffle.node_client.sealing import seal_reports
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store.vault import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The analyzer's views: counts (trials, C); ``head`` counts only the first data_slots messages.
+    """The analyzer's views: counts (trials, C) of all messages, and ``head``.
 
-    If the shuffle did not move the first report, ``head`` would show its data. Sums have no head.
+    ``head`` (trials, C) counts only the first data_slots messages: if the shuffle did not move the
+    first report, it would show this report's data. With the aggregation `sums`, ``head`` is zero.
     """
 
     counts: Ints
@@ -50,12 +52,12 @@ class Views:
 
 
 def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Runs ``trials`` batches, numbered from ``start``; only seeded settings use the numbers."""
+    """Runs ``trials`` batches, numbered from ``start``. Only seeded settings use the numbers."""
     return _views(world, trials, first, start, partial(_count, world))
 
 
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Runs batches like `views`; as in a coordinator, `Analyzer.open` opens them in a thread."""
+    """Runs batches as `views` does, but opens them as a coordinator does, by `Analyzer.open`."""
     keys = {world.analyzer.public.hex(): world.analyzer.private}
     analyzer = Analyzer(keys.get, 1, pool=ThreadPoolExecutor)
     C = world.batch.layout.counters
@@ -101,10 +103,7 @@ def reports(world: World, number: int, *, first: bool) -> Report:
 def release(world: World, messages: Report, number: int) -> bytes:
     """Seals, frames and shuffles messages; returns the bytes that the analyzer receives."""
     descriptor, size = world.context.descriptor, world.context.descriptor.report_bytes
-    if bits := descriptor.word_bits:
-        sealed = mask_reports(world.seal_keys, messages)
-    else:
-        sealed = seal_reports(world.seal_keys, pack(messages))
+    sealed, bits = seal_reports(world.seal_keys, messages), descriptor.word_bits
     body = b"".join(
         frame(f"{user:032x}", sealed[user * size : (user + 1) * size])
         for user in range(descriptor.n)
@@ -148,7 +147,7 @@ _TAG = bytes(hpke.OVERHEAD)
 
 
 class IdentitySuite:
-    """Replaces an HPKE suite: the plaintext, and as many zero bytes as a seal adds."""
+    """Replaces an HPKE suite: a seal is the plaintext and as many zero bytes as HPKE adds."""
 
     def encrypt(self, plaintext: bytes, key: object, info: bytes) -> bytes:
         """Returns the plaintext and OVERHEAD zero bytes."""

@@ -1,9 +1,9 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-A claim is violated if a bound exceeds it at the family-wise error, if trials with real seals do not
-follow the law of trials with identity seals (then the bounds say nothing about the product), or if
-the observer guesses better than chance. The last two are tested at level 1e-6, which adds next to
-nothing to the family-wise error.
+The verdict is that the claim is violated in three cases: a bound exceeds it at the family-wise
+error; trials with real seals do not follow the law of trials with identity seals, so that the
+bounds say nothing about the product; or the observer guesses better than chance. The last two are
+tested at level 1e-6, which adds almost nothing to the family-wise error.
 """
 
 import time
@@ -23,7 +23,7 @@ ERROR = 0.01
 AGREEMENT_LEVEL = 1e-6
 
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-numbers": 100_000, "one-envelope": 5_000}
-"""Fresh trials per population that take about a minute; half as many choose the thresholds."""
+"""Fresh trials per population, for about a minute; half as many trials choose the thresholds."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 
@@ -35,7 +35,8 @@ ENVELOPES = 16
 class Effort:
     """The size of an audit: fresh and sealed trials per population, and users observed.
 
-    The last two are for the encoding ``riffle`` only. Raises ValueError for a value out of range.
+    Sealed trials and users are for the encoding ``riffle`` only. Raises ValueError for a value out
+    of range.
     """
 
     trials: int
@@ -53,7 +54,7 @@ class Effort:
     def batches(self, encoding: Encoding) -> int | None:
         """Returns how many batches an attack runs: tuning, fresh and sealed, for both populations.
 
-        None for the papers' numbers, whose views are all drawn at once.
+        Returns None for the papers' numbers, because all their views are drawn at once.
         """
         if encoding == "paper-numbers":
             return None
@@ -69,8 +70,8 @@ def run(
 ) -> dict[str, Any]:
     """Attacks an encoding; returns the document that the command prints.
 
-    ``violated`` is the verdict. ``on_trial`` is called after every batch. Raises ValueError if the
-    encoding has no such aggregation.
+    The field ``violated`` is the verdict. ``on_trial`` is called after every batch. Raises
+    ValueError if the encoding does not support the setting's aggregation.
     """
     started = time.monotonic()
     if encoding != "riffle" and setting.aggregation == "sums":

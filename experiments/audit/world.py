@@ -1,9 +1,9 @@
 """Two neighbouring populations, and the batch in which either of them reports.
 
-User 0 has episode e in the first population and e' in the second; everybody else has e' in both. e
-stays in state 0 and e' in state X - 1, both with every reward bit 1. So in every family and step
-one counter moves up and one down: `CounterLayout.cells` pairs, the most that replacing one user can
-move.
+User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
+Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. So in every family
+and step, one counter moves up and one down. These are `CounterLayout.cells` pairs, the most that
+replacing one user can move.
 
 The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
 order 1e-2, and each trial costs one message per 1-bit of noise.
@@ -27,27 +27,26 @@ from riffle.common.protocol.descriptor import (
     Context,
     GuaranteeDocument,
     NoiseDocument,
-    batch_id,
     parse,
     serialize,
 )
 from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.signatures import batch_id
 from riffle.common.protocol.verification import check_guarantee
 from riffle.node_client.environments.tabular import Step
-from riffle.node_client.episode import PreparedBatch
 from riffle.node_client.sealing import SealKeys
 
 RUN_ID = "00" * 16
 NEVER = 1 << 40
 
 P_LOG2 = 3
-"""p = 1/8 needs half the messages of fair bits, without the thousands of draws of a tiny p."""
+"""p = 1/8 needs half as many messages as fair bits, and not the thousands of draws of a tiny p."""
 
 SMALLEST = Sizes(X=2, A=1, H=1)
-"""The default: eight counters in ``joint``; one of them goes up and one down."""
+"""The default: eight counters in ``joint``, of which one moves up and one down."""
 
 MOST_EPSILON = 20.0
-"""The largest epsilon to audit: no feasible number of trials tells a larger one from infinity."""
+"""The largest epsilon to audit: no feasible number of trials distinguishes more from infinity."""
 
 OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 """The share of beta for padding, and a margin for rounding, both as in calibration."""
@@ -55,7 +54,7 @@ OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The claimed epsilon at beta, and the batch that claims it. Draws use ``seed`` or the CSPRNG.
+    """The claimed epsilon at beta, and the batch that claims it. Without ``seed``, uses the CSPRNG.
 
     Raises ValueError for a value out of range.
     """
@@ -114,7 +113,7 @@ class World:
 
     setting: Setting
     context: Context
-    batch: PreparedBatch
+    batch: BatchDescriptor
     noise: Noise
     analyzer: KeyPair
     outer: KeyPair
@@ -123,7 +122,7 @@ class World:
 
     @property
     def noise_bits(self) -> int:
-        """N, the noise bits of all users together on a counter."""
+        """The number N of noise bits of all users together on a counter."""
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
@@ -139,11 +138,11 @@ class World:
 def build(setting: Setting, noise: Noise | None = None) -> World:
     """Returns the batch of a setting.
 
-    The product's own check must accept the batch unless the caller gives ``noise``, a planted fault
-    that the audit has to find.
+    The product's own check must accept the batch, unless the caller gives ``noise``: a planted
+    fault that the audit must find.
 
     Raises:
-        RemoteError: ``weak-guarantee``: the accountant does not give the claim.
+        RemoteError: ``weak-guarantee``: the batch does not have the claimed guarantee.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise or fitting_noise(setting)
@@ -152,7 +151,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
         check_guarantee(descriptor, Guarantee(setting.epsilon, setting.beta))
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
-    return World(setting, context, PreparedBatch.of(descriptor), added, analyzer, outer, keys)
+    return World(setting, context, descriptor, added, analyzer, outer, keys)
 
 
 def fitting_noise(setting: Setting) -> Noise:

@@ -7,8 +7,8 @@
 - ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
   UOB-LBPS (bandit feedback) of paper 004 at K = 2,000, under each privacy model and both
   calibrations, against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``:
-  the same against each adversary, in the correct calibration. ``adversarial-large``: UC-O-REPS at K
-  = 20,000, where privacy pays.
+  the same learners against each adversary, in the correct calibration. ``adversarial-large``:
+  UC-O-REPS at K = 20,000, where it learns despite privacy.
 
 Every learner has one set of constants for all environments. Figures share runs.
 `Curve.absent` lists the points that a figure leaves out, with the reasons.
@@ -54,7 +54,7 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 class Line:
     """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise.
 
-    Lines of one `panel` share axes; their labels end with its name.
+    Lines with the same `panel` share axes. Their labels end with the panel's name.
     """
 
     label: str
@@ -121,7 +121,7 @@ LINES = (
     Line("UCBVI-LDP, papers' noise", "ucbvi-ldp", 1, "paper", dashes="--"),
     SDP_PE,
     replace(SDP_PE, label="SDP-PE, papers' noise", calibration="paper", dashes="--"),
-    # The paper's first stages have fewer users than steps; 32 users fit a report's usual length.
+    # The paper's first stages have fewer users than steps. Batches of 32 users keep reports short.
     replace(
         SDP_PE,
         label="SDP-PE, papers' constants, n >= 32",
@@ -136,13 +136,13 @@ HOMOGENEOUS = replace(
 )
 RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
 UNIFORM = Line("uniform play", "uniform", 5, "correct", options=(("privacy", "none"),), dashes="-.")
-BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines shown beyond LARGE_K
+BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines above LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns the lines of a paper 004 algorithm: each privacy model and calibration, uniform play.
+    """Returns a line for each privacy model and calibration of a paper 004 algorithm.
 
-    UOB-LBPS has one more, with Eq. 4.1 as the paper writes it.
+    One more line is uniform play. UOB-LBPS has another one, with Eq. 4.1 as the paper writes it.
     """
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [
@@ -165,7 +165,7 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
 
 
 def figures(*, quick: bool = False) -> dict[str, Figure]:
-    """Returns all figures by name; `quick` divides every K by 10 or more and thins the grids."""
+    """Returns all figures by name. `quick` divides every K by 10 or more, with fewer points."""
     paper_K, large_K = (2_000, 4_000) if quick else (PAPER_K, LARGE_K)
     epsilons = (1.0, 4.0) if quick else EPSILONS
     catalogue = [

@@ -32,14 +32,14 @@ CAPTION_CONSTANTS = (
 )  # fmt: skip
 
 MANY = 1_000  # switches
-NEXT_LINE = 1.3  # regret one line of text higher, on the axis of switches
+NEXT_LINE = 1.3  # factor of regret from one line of text to the next
 
 # Curves of one colour differ by their markers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
 def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> None:
-    """Writes stem.png and stem.svg; the same numbers give the same bytes."""
+    """Writes stem.png and stem.svg. The same numbers always give the same bytes."""
     import matplotlib as mpl  # noqa: PLC0415  (half a second, and only here)
 
     with mpl.rc_context({"svg.hashsalt": figure.name}):
@@ -49,7 +49,7 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
 
 
 def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
-    """Returns the figure drawn. Panels of one environment share an axis of regret."""
+    """Returns the drawn figure. Panels of one environment share an axis of regret."""
     import matplotlib as mpl  # noqa: PLC0415
     from matplotlib.figure import Figure as Blank  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def caption(figure: Figure, series: Sequence[Series]) -> str:
         if constants
     ]
     sentences += [f"{legend_label(curve)}." for curve in series if not curve.computed]
-    # Panels have the same lines, and say the same.
+    # Panels have the same lines, and so the same sentences.
     paragraphs = filter(None, (figure.note, " ".join(dict.fromkeys(sentences))))
     return "\n".join(textwrap.fill(text, 175, break_on_hyphens=False) for text in paragraphs)
 
@@ -136,7 +136,7 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 
 
 def _name_points(axes: Axes) -> None:
-    """Writes names beside the points: on the right of those with few switches, or on the left."""
+    """Writes names beside the points: on the right if there are few switches, else on the left."""
     if not (points := [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]):
         axes.set(xscale="linear", yscale="linear")  # logarithms need a number
         return
@@ -185,7 +185,7 @@ def _label(axes: Axes, figure: Figure, panel: str) -> None:
 
 
 def _legend(axes: Axes, series: Sequence[Series]) -> None:
-    """Puts the legend beside the axes, in the order of the curves and not by kind of marker."""
+    """Puts the legend beside the axes, in the order of the curves."""
     shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [label for curve in series if (label := legend_label(curve)) in shown]
     labels = [*order, *(label for label in shown if label not in order)]

@@ -1,7 +1,4 @@
-"""The curves of a figure, made from the results of its runs: `gather`.
-
-A result that is missing is listed with the reason.
-"""
+"""Gathers the results of a figure's runs as curves. Lists the reason for a missing result."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ PER_SEED = frozenset({"seed"})
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run of a curve over all seeds: x, the results, and the reasons for missing ones."""
+    """A run of a curve over all seeds: x, the results, and the reasons for missing results."""
 
     x: float
     run: Run
@@ -38,7 +35,7 @@ class Point:
 
     @property
     def switches(self) -> Band | None:
-        """The band of policy changes; None where every episode has its own policy."""
+        """The band of policy changes, or None if every episode has a policy of its own."""
         values = [row.policy_switches for row in self.rows]
         return None if None in values else student_band([float(v or 0) for v in values])
 
@@ -107,7 +104,7 @@ def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
 
 
 def merge_constants(constants: Sequence[Constants]) -> dict[str, str]:
-    """Returns a curve's constants by name; values that differ are listed in the points' order."""
+    """Returns a curve's constants by name. Values that differ are listed in the points' order."""
     names = dict.fromkeys(name for point in constants for name in point if name not in PER_SEED)
     texts = {name: [_text(point.get(name, "-")) for point in constants] for name in names}
     return {

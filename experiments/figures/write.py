@@ -1,8 +1,8 @@
 """Makes figures by name: checks, computes, gathers, and writes the files of each figure.
 
 Each figure has NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
-table, with every constant) and NAME.json (the manifest). The manifest is written last: a figure
-with a manifest is finished and is not overwritten.
+table, with every constant) and NAME.json (the manifest). The manifest is written last, so a figure
+with a manifest is finished. It is not overwritten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 def write(
     figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes all files of a figure and returns its manifest; `about` says how it was computed."""
+    """Writes all files of a figure and returns its manifest. `about` says how it was computed."""
     stem = folder / figure.name
     _csv(stem.with_suffix(".csv"), _band_rows(series))
     _csv(folder / f"{figure.name}-seeds.csv", seed_rows(series))
@@ -62,7 +62,7 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
 
 
 def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
-    """Returns Markdown: final regret at every x, all constants, and why results are missing."""
+    """Returns Markdown: final regret at every x, all constants, and reasons for missing results."""
     over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
     constants = [
         [
@@ -152,7 +152,7 @@ def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
 
 
 def seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
-    """Yields one row for each run and seed: what was run, and its results."""
+    """Yields one row for each run and seed: the run's parameters and results."""
     for curve in series:
         for point in curve.computed:
             for row in point.rows:
@@ -184,7 +184,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The figures to make in a folder with seeds 0..seeds-1; `force` recomputes existing ones."""
+    """The figures to make in a folder with seeds 0..seeds-1. `force` recomputes finished ones."""
 
     figures: tuple[Figure, ...]
     seeds: int
@@ -203,7 +203,7 @@ def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
     """Returns the figure with a name, or all figures for `all`.
 
     Raises:
-        ValueError: the name is unknown; the message lists the known ones.
+        ValueError: the name is unknown; the message lists the known names.
     """
     known = figures(quick=quick)
     if name == ALL:
@@ -216,7 +216,7 @@ def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
 def make(
     order: Order, on_row: Callable[[Row], None], on_start: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Computes and writes an order's figures; `on_start` receives the number of jobs left.
+    """Computes and writes an order's figures. `on_start` gets the number of jobs left.
 
     Raises:
         LocalError: ``wrong-state``: the folder has finished figures, or results of other code.

@@ -2,8 +2,9 @@
 
 The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
 values of the observation space and one absorbing state, for episodes that terminate or are
-truncated early. A Gymnasium environment has its own random generator. Every episode seeds it with
-64 bits of the given randomness, so test runs are reproducible; runs of a deployed node are not.
+truncated early. A Gymnasium environment has its own random generator. Every episode seeds this
+generator with 64 bits of the given randomness. So test runs are reproducible, but runs of a
+deployed node are not.
 
 Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
 ``P[x][a]``, a list of (probability, x', reward, terminated). Their MDP is known.
@@ -49,7 +50,7 @@ class GymnasiumEnvironment:
         return int(observation) - int(self._states.start)
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Takes an action; both truncation and termination count as an early end."""
+        """Takes an action. Both truncation and termination count as an early end."""
         native = action + int(self._actions.start)
         observation, reward, terminated, truncated, _ = self._env.step(native)
         state = int(observation) - int(self._states.start)
@@ -114,7 +115,7 @@ def make_gymnasium(
         ) from error
     try:
         env = library.make(name, **arguments)
-    except Exception as error:  # Gymnasium has a dozen error types, all handled alike here
+    except Exception as error:  # all of Gymnasium's dozen error types are handled alike
         raise LocalError("invalid-spec", f"gymnasium cannot make {name!r}: {error}") from error
     return adapt(env, horizon, reward_low, reward_high)
 

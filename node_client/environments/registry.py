@@ -4,13 +4,13 @@
   entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is such a callable in a Python file. The parameter ``folder`` (default: the
-  working directory) names the file's folder, so that no id reveals where the file is.
+  working directory) names the file's folder. So the id does not reveal where the file is.
 
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
 sizes are fixed, the given ones must equal them.
 
-An external environment, one that its user supplies, is checked when it is made, so that a mistake
-is reported in one line. A later fault, in `reset` or `step`, makes an episode fail
+An external environment is one that its user supplies. It is checked when it is made, so that a
+mistake is reported in one line. A later fault, in `reset` or `step`, makes an episode fail
 (`node_client.episode`).
 """
 
@@ -28,16 +28,22 @@ from riffle.common.process import plugins
 from riffle.common.process.plugins import Constructor
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.node_client.environments import builtin
 from riffle.node_client.environments.gymnasium import adapt, make_gymnasium
 from riffle.node_client.environments.tabular import (
+    BanditEnvironment,
     Declaration,
     Declared,
     Environment,
+    EpisodeShape,
     Modelled,
     TabularEnvironment,
     TabularMDP,
+    global_means,
+    layered_mdp,
+    load_mdp,
+    random_mdp,
     riverswim,
+    spectrum_access,
 )
 
 Parameter = int | float | str | list[float]
@@ -52,10 +58,10 @@ def make(reference: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
     In place of an id, simulations may give a function or class that makes the environment, or an
-    environment itself, of this interface or of Gymnasium's.
+    environment with Riffle's or Gymnasium's interface.
 
     Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the most
-    similar known one), a value out of range, sizes that this environment does not have, or a
+    similar known name), a value out of range, sizes that this environment does not have, or a
     mistake in an external environment (the detail names the line).
     """
     given = {key: value for key, value in values.items() if value is not None}
@@ -99,8 +105,8 @@ def exact_mdp(environment: Environment) -> TabularMDP:
     return environment.mdp
 
 
-def declaration_of(environment: Environment) -> Declaration:
-    """Returns what an environment declares: its own declaration, or else that of its MDP."""
+def declaration_of(environment: EpisodeShape) -> Declaration:
+    """Returns an environment's own declaration or, without one, the declaration of its MDP."""
     if isinstance(environment, Declared):
         return environment.declaration
     return environment.mdp.declaration if isinstance(environment, Modelled) else Declaration()
@@ -130,7 +136,7 @@ def _builder(name: str, folder: str) -> Constructor:
 def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
     """Returns a builder around an environment, or around a function or class that makes one.
 
-    An environment of Gymnasium's interface is adapted; the builder takes its horizon and rewards.
+    For an environment of Gymnasium's interface, the builder also takes horizon and reward range.
     """
     if not callable(code):
         return partial(adapt, code) if hasattr(code, "observation_space") else lambda: code
@@ -142,7 +148,7 @@ def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
 
 
 def _make_own(name: str, builder: Constructor, values: dict[str, Parameter]) -> Environment:
-    """Makes one of Riffle's own environments; their builders refuse wrong types and values."""
+    """Makes one of Riffle's own environments. Its builder refuses wrong types and values."""
     try:
         if name in BUILDERS:
             builder = validate_call(config=ConfigDict(strict=True))(builder)
@@ -197,7 +203,7 @@ def _fault(environment: Any) -> str | None:  # noqa: ANN401
 
 
 def _declaration_fault(environment: Any) -> str | None:  # noqa: ANN401
-    """Returns what is wrong with a declaration; raises ValueError if its support does not fit."""
+    """Returns what is wrong with a declaration. Raises ValueError if its support does not fit."""
     declaration: Any = declaration_of(environment)
     if not isinstance(declaration, Declaration):
         return f": its declaration must be a Declaration, not {declaration!r}"
@@ -215,15 +221,15 @@ def _declaration_fault(environment: Any) -> str | None:  # noqa: ANN401
 
 
 def _is_range(ends: object) -> bool:
-    if not isinstance(ends, tuple | list) or len(ends) != 2:
-        return False
-    if not all(isinstance(end, int | float) and math.isfinite(end) for end in ends):
-        return False
-    return bool(ends[0] < ends[1])
+    match ends:
+        case (int() | float() as low, int() | float() as high):
+            return -math.inf < low < high < math.inf
+    return False
 
 
 def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
-    """RiverSwim: a current to the left, a small reward there, a large one at the right end."""
+    """RiverSwim: a current to the left; a small reward at the left end, a large one at the
+    right."""
     return TabularEnvironment(riverswim(states, horizon), ("left", "right"))
 
 
@@ -231,18 +237,18 @@ def _bandit(
     actions: int = 20, sigma: float = 0.1, seed: int = 0, means: list[float] | None = None
 ) -> Environment:
     """A bandit; each user's means differ randomly from the arms' (paper 000, section VI)."""
-    arms = builtin.global_means(actions, seed) if means is None else np.array(means, np.float64)
-    return builtin.BanditEnvironment(arms, sigma)
+    arms = global_means(actions, seed) if means is None else np.array(means, np.float64)
+    return BanditEnvironment(arms, sigma)
 
 
 def _spectrum(channels: int = 2, horizon: int = 6) -> Environment:
     """Dynamic spectrum access: which channel to tune to next, while others come and go."""
-    return TabularEnvironment(builtin.spectrum_access(channels, horizon))
+    return TabularEnvironment(spectrum_access(channels, horizon))
 
 
 def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) -> Environment:
     """A random MDP, drawn from its seed."""
-    return TabularEnvironment(builtin.random_mdp(Sizes(states, actions, horizon), seed))
+    return TabularEnvironment(random_mdp(Sizes(states, actions, horizon), seed))
 
 
 def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Environment:
@@ -251,12 +257,12 @@ def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Envi
         sizes = tuple(map(int, widths.split("-")))
     except ValueError as error:
         raise ValueError(f"widths must be such as 1-3-3-1, not {widths!r}") from error
-    return TabularEnvironment(builtin.layered_mdp(sizes, actions, seed))
+    return TabularEnvironment(layered_mdp(sizes, actions, seed))
 
 
 def _file(path: str) -> Environment:
     """An MDP from a JSON file."""
-    return TabularEnvironment(builtin.load_mdp(path))
+    return TabularEnvironment(load_mdp(path))
 
 
 BUILDERS: dict[str, Callable[..., Environment]] = {

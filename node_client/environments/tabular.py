@@ -1,45 +1,63 @@
-"""The interface of a node's environments, and finite-horizon tabular MDPs that implement it.
+"""The interface of a node's environments, and Riffle's own: tabular MDPs and a bandit.
 
-An environment has X states, A actions and a horizon H, and declares the range of its real rewards;
-the node maps the range to [0, 1] and draws a bit with that mean (`node_client.episode`). An
-environment that can end early declares one absorbing state, the last of its X states; the node
-stays there, with zero reward, for the rest of the horizon.
+An environment has X states, A actions and a horizon H, and declares the range of its real rewards.
+The node scales a reward to [0, 1] and draws a bit with this mean (`node_client.episode`). An
+environment that can end early declares one absorbing state, the last of its X states. After an
+early end, the node stays there, with zero reward, for the rest of the horizon.
 
-An environment draws only from the given randomness. So the same one serves deployed nodes (the
-system's CSPRNG), the test entry point and the simulator (keyed streams).
+An environment draws only from the given randomness. So the same environment serves deployed nodes
+(the system's CSPRNG), the test entry point and the simulator (both with keyed streams).
+
+- RiverSwim-v0: a swimmer in a row of states (Osband et al. 2013; paper 000, Fig. 5).
+- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1); users differ.
+- SpectrumAccess-v0: dynamic spectrum access, the application that paper 000 opens with.
+- RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
+- LayeredMDP-v0: a loop-free layered MDP drawn from a seed (paper 004, section 2.1).
+- File-v0: an MDP from a JSON file.
+
+The same seed and sizes give the same environment on every machine.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, ValidationError
+from scipy.special import ndtr, ndtri
 
 from riffle.common.mechanism.counters import Sizes, Successors, Support
-from riffle.common.mechanism.randomness import Randomness, categorical
+from riffle.common.mechanism.randomness import Randomness, categorical, generator_for
+from riffle.common.protocol.descriptor import MAX_HORIZON, Document, first_fault
+from riffle.common.protocol.errors import LocalError
 
 Floats = npt.NDArray[np.float64]
 Step = tuple[int, float, bool]
 
 
-class Environment(Protocol):
-    """The environment of one user at a time; `reset` begins the next user's episode.
-
-    Calls never overlap, but they may come from different threads.
-    """
+class EpisodeShape(Protocol):
+    """The sizes, rewards and early ends of the episodes of an environment or an app."""
 
     @property
     def sizes(self) -> Sizes:
-        """X (including the absorbing state, if there is one), A and H."""
+        """The sizes X (including the absorbing state, if there is one), A and H."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Least and greatest reward of a step."""
+        """The least and the greatest reward of a step."""
 
     @property
     def absorbing(self) -> int | None:
         """The state after an early end, X - 1; None if episodes never end early."""
+
+
+class Environment(EpisodeShape, Protocol):
+    """The environment of one user at a time. `reset` begins the next user's episode.
+
+    Calls never overlap, but they may come from different threads.
+    """
 
     def reset(self, randomness: Randomness) -> int:
         """Begins an episode and returns its first state."""
@@ -50,9 +68,10 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What an environment's owner declares: possible transitions, and that all steps are alike.
+    """The owner's declaration: the possible transitions, and whether all steps are alike.
 
-    It is published, so nobody may derive it from people's episodes. None: nothing is declared.
+    The declaration is published, so nobody may derive it from people's episodes. A field is None if
+    its part is not declared.
     """
 
     support: Support | None = None
@@ -61,7 +80,7 @@ class Declaration:
 
 @runtime_checkable
 class Declared(Protocol):
-    """An environment that declares its structure; a `Modelled` one need not."""
+    """An environment that declares its structure. If a `Modelled` one does not, its MDP counts."""
 
     @property
     def declaration(self) -> Declaration:
@@ -70,7 +89,7 @@ class Declared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TabularMDP:
-    """P (H, X, A, X), reward means r (H, X, A) in [0, 1], start distribution d1 (X,).
+    """An MDP: P (H, X, A, X), mean rewards r (H, X, A) in [0, 1], start distribution d1 (X,).
 
     P[h, x, a, y] is P_h(y | x, a). Raises ValueError if shapes disagree, a distribution does not
     sum to one, or a mean is outside [0, 1].
@@ -92,7 +111,7 @@ class TabularMDP:
 
     @property
     def sizes(self) -> Sizes:
-        """X, A and H."""
+        """The sizes X, A and H."""
         H, X, A, _ = self.P.shape
         return Sizes(X=X, A=A, H=H)
 
@@ -114,11 +133,11 @@ def _successors(possible: npt.NDArray[np.bool_]) -> Successors:
 
 @runtime_checkable
 class Modelled(Protocol):
-    """An environment with a known MDP; exact values and population-level simulation need one."""
+    """An environment with a known MDP, which exact values and population-level simulation need."""
 
     @property
     def mdp(self) -> TabularMDP:
-        """P, r and d1 of a user drawn at random from the population."""
+        """The MDP (P, r and d1) of a user drawn at random from the population."""
 
 
 class TabularEnvironment:
@@ -187,3 +206,180 @@ def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     P[X - 1, RIGHT, [X - 2, X - 1]] = SLIP_RIGHT_END, STAY_RIGHT_END
     r[0, LEFT], r[X - 1, RIGHT] = REWARD_LEFT, REWARD_RIGHT
     return stationary(P, r, np.eye(X)[0], H)
+
+
+LARGEST_MEAN = 0.99
+MAX_CHANNELS = 6
+RETUNED_SLOT = 0.5
+# The first channel is idle more often but changes faster, so the best choice depends on x.
+TO_BUSY = (0.30, 0.10, 0.20)
+TO_IDLE = (0.50, 0.15, 0.70)
+MAX_FILE_BYTES = 256 << 20
+
+
+def global_means(arms: int, seed: int) -> Floats:
+    """Draws the arms' global means r*(a) ~ Uniform(0, 0.99), shape (A,)."""
+    return generator_for(seed, "Bandit-v0", arms).uniform(0, LARGEST_MEAN, arms)
+
+
+def clipped_mean(means: Floats, sigma: float) -> Floats:
+    """Returns E[clip(m + xi, 0, 1)], xi ~ N(0, sigma^2), for every mean m in [0, 1] (A,).
+
+    With u = m / sigma, v = (1 - m) / sigma and the normal law Phi with density phi, this is
+    m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi(v).
+    """
+    if sigma == 0:
+        return means.copy()
+    u, v = means / sigma, (1 - means) / sigma
+    inside = means * (ndtr(v) - ndtr(-u)) + sigma * (_density(u) - _density(v))
+    return np.asarray(np.clip(inside + ndtr(-v), 0, 1))
+
+
+def _density(z: Floats) -> Floats:
+    return np.asarray(np.exp(-z * z / 2) / np.sqrt(2 * np.pi))
+
+
+class BanditEnvironment:
+    """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
+
+    xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). For a random
+    user, the bit is Bernoulli(E[clip(r*(a) + xi, 0, 1)]). `mdp` holds these means, and V* is the
+    largest of them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
+    """
+
+    reward_range = (0.0, 1.0)
+    absorbing = None
+
+    def __init__(self, means: Floats, sigma: float) -> None:
+        if means.size == 0 or means.min() < 0 or means.max() > 1 or not sigma >= 0:
+            raise ValueError("a bandit needs arms with means in [0, 1], and sigma >= 0")
+        self._means = means
+        self._sigma = sigma
+        self._user = means
+        r = clipped_mean(means, sigma)
+        self.mdp = TabularMDP(np.ones((1, 1, means.size, 1)), r[None, None], np.ones(1))
+        self.sizes = self.mdp.sizes
+
+    def reset(self, randomness: Randomness) -> int:
+        """Draws a user's xi(a) for every arm: the inverse normal law of a uniform 53-bit number."""
+        words = np.frombuffer(randomness.read(8 * self._means.size), dtype="<u8") >> 11
+        xi = self._sigma * ndtri((words + 0.5) / (1 << 53))
+        self._user = np.clip(self._means + xi, 0, 1)
+        return 0
+
+    def step(self, action: int, randomness: Randomness) -> Step:
+        """Pulls an arm; the reward is this user's clipped mean."""
+        return 0, float(self._user[action]), False
+
+
+def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
+    """Returns the MDP of a radio that chooses among C channels over H steps (X = C 2^C, A = C).
+
+    Channel c is idle or busy by a Gilbert-Elliott chain (it turns busy with probability b_c, idle
+    with g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
+    transmits if that channel is idle then; after retuning, only half of the slot is left. A choice
+    has a cost now and an effect later, which makes this a proper MDP.
+
+    State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy.
+    P(x' | x, a): tuned' = a, and channels move independently. r(x, a) = Pr[channel a idle next | x]
+    * (1 if a = tuned else 1/2). At the start the radio is tuned to channel 0 and every channel has
+    its stationary law. Raises ValueError for fewer than 2 or more than 6 channels.
+    """
+    if not 2 <= channels <= MAX_CHANNELS:
+        raise ValueError(f"SpectrumAccess needs 2 to {MAX_CHANNELS} channels, not {channels}")
+    b = np.resize(TO_BUSY, channels)
+    g = np.resize(TO_IDLE, channels)
+    busy = (np.arange(2**channels)[:, None] >> np.arange(channels)) & 1
+    next_busy = np.where(busy == 1, 1 - g, b)
+    P, r = _dynamics(_occupancy_law(next_busy, busy), 1 - next_busy)
+    d1 = np.zeros(channels * 2**channels)
+    d1[: 2**channels] = _occupancy_law((b / (b + g))[None], busy)[0]
+    return stationary(P, r, d1, H)
+
+
+def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
+    """Returns the law (S, 2^C) of the next occupancy from the chances (S, C) to be busy."""
+    chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
+    return np.asarray(chance.prod(axis=-1))
+
+
+def _dynamics(occupancy: Floats, idle: Floats) -> tuple[Floats, Floats]:
+    """Returns P (X, A, X) and r (X, A) from occupancy law (2^C, 2^C) and idle chances (2^C, C)."""
+    S, C = idle.shape
+    P = np.zeros((C, S, C, C, S))
+    r = np.zeros((C, S, C))
+    for tuned in range(C):
+        for a in range(C):
+            P[tuned, :, a, a, :] = occupancy
+            r[tuned, :, a] = idle[:, a] * (1.0 if a == tuned else RETUNED_SLOT)
+    return P.reshape(C * S, C, C * S), r.reshape(C * S, C)
+
+
+def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:
+    """Draws P_h(. | x, a) and d1 ~ Dirichlet(1, ..., 1) and r_h(x, a) ~ Uniform(0, 1)."""
+    X, A, H = sizes.X, sizes.A, sizes.H
+    generator = generator_for(seed, "RandomMDP-v0", X, A, H)
+    P = generator.dirichlet(np.ones(X), size=(H, X, A))
+    r = generator.uniform(0, 1, size=(H, X, A))
+    return TabularMDP(P, r, generator.dirichlet(np.ones(X)))
+
+
+def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
+    """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
+
+    P_h(. | x, a) ~ Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are
+    numbered from 0 in every layer, and X = max X_h. A state that a layer does not have is never
+    reached. In the arrays, it leads to state 0. Raises ValueError if ``widths`` are not such
+    layers.
+    """
+    if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
+        raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
+    H, W, A = len(widths) - 1, max(widths), actions
+    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # the concentration
+    P = np.zeros((H, W, A, W))
+    P[..., 0] = 1.0
+    for h in range(H):
+        after = widths[h + 1]
+        P[h, : widths[h]] = 0.0
+        P[h, : widths[h], :, :after] = generator.dirichlet(np.ones(after), (widths[h], A))
+    r = generator.uniform(0, 1, size=(H, W, A))
+    return TabularMDP(P, r, np.eye(W)[0])
+
+
+class MDPDocument(Document):
+    """An MDP's file: an object of nested lists ``P`` (H, X, A, X), ``r`` (H, X, A) and ``d1`` (X,).
+
+    With ``horizon``, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step. Unknown fields
+    are refused. `TabularMDP` checks shapes and sums.
+    """
+
+    horizon: int | None = Field(default=None, ge=1, le=MAX_HORIZON)
+    P: list[Any]
+    r: list[Any]
+    d1: list[float]
+
+    def mdp(self) -> TabularMDP:
+        """Returns the MDP. Raises ValueError if a list is ragged, or as `TabularMDP` does."""
+        P, r = np.array(self.P, dtype=np.float64), np.array(self.r, dtype=np.float64)
+        if self.horizon is not None:
+            P, r = (np.repeat(part[None], self.horizon, axis=0) for part in (P, r))
+        if P.ndim != 4:
+            raise ValueError(f"P has {P.ndim} dimensions, not 4; a stationary MDP needs 'horizon'")
+        return TabularMDP(P, r, np.array(self.d1))
+
+
+def load_mdp(path: str | Path) -> TabularMDP:
+    """Reads an MDP. Raises LocalError ``invalid-spec`` if the file is missing, large or wrong."""
+    file = Path(path)
+    try:
+        return MDPDocument.model_validate_json(_read_bounded(file)).mdp()
+    except ValidationError as error:
+        raise LocalError("invalid-spec", f"MDP file {file}: {first_fault(error)}") from error
+    except (MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise LocalError("invalid-spec", f"MDP file {file}: {error}") from error
+
+
+def _read_bounded(file: Path) -> bytes:
+    if file.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+    return file.read_bytes()

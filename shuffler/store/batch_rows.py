@@ -1,7 +1,7 @@
 """Batches in the store: deposit, state, status, hand-over, erasure.
 
 Every function takes a connection inside a transaction; the caller commits. A function checks
-everything before it changes anything, and is safe to repeat: a retry after a lost answer finds the
+everything before it changes anything. Each is safe to repeat: a retry after a lost answer finds the
 work done.
 """
 
@@ -47,8 +47,8 @@ NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
 class Batch:
     """A batch's row without its descriptor. ``report_bytes`` is the size of an uploaded report.
 
-    ``word_bits`` is that of the descriptor: None if the aggregation is ``messages``.
-    ``episode_seconds`` is 0 if the descriptor has none.
+    ``word_bits`` is None if the aggregation is ``messages``. ``episode_seconds`` is 0 if the
+    descriptor does not state it.
     """
 
     batch_id: str
@@ -74,12 +74,12 @@ class Batch:
 
     @property
     def L(self) -> int:
-        """Messages in one report."""
+        """The number of messages in one report."""
         return (self.report_bytes - OVERHEAD) // self.message_bytes
 
     @property
     def report_info(self) -> bytes:
-        """HPKE ``info`` of this batch's outer seals."""
+        """The HPKE ``info`` of this batch's outer seals."""
         return LABEL_REPORT + self.digest
 
 
@@ -87,8 +87,8 @@ class Batch:
 class OpenBatches:
     """The batches that are open at ``now``, oldest first.
 
-    ``next_expiry`` is the first expiry of a batch or a live lease; an expiry changes the list
-    without a notification.
+    ``next_expiry`` is when the first batch or live lease expires, which changes the list without a
+    notification.
     """
 
     batches: list[OpenBatch]
@@ -186,13 +186,13 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
 def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
     """Moves a locked batch to the state that follows an event, and returns that state.
 
-    ``changes`` are stored with the new state. Raises as `after`.
+    Stores ``changes`` with the new state. Raises the errors of `after`.
     """
     target = after(batch.state, event)
     if target != batch.state:
         notify(connection, batch.batch_id)
         changes["state"] = target
-        if target == "abandoned":  # an end before the hand-over drops all reports in the store
+        if target == "abandoned":  # a batch that ends before the hand-over drops all its reports
             changes |= {"discarded": count_stored(connection, batch.batch_id), "ended_by": event}
         _update(connection, batch.batch_id, **changes)
     return target
@@ -209,18 +209,18 @@ def open_ids(connection: Connection, now: int) -> list[str]:
 
 
 def abandon(connection: Connection, batch_id: str) -> None:
-    """Abandons a batch with fewer than n reports; raises RemoteError ``wrong-state`` for others."""
+    """Abandons a batch with fewer than n reports, or raises RemoteError ``wrong-state``."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
 def abandon_open(connection: Connection) -> None:
-    """Abandons an older copy's open batches: two releases of one batch could be compared."""
+    """Abandons all open batches of a store that is an older copy: none is released twice."""
     for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 
 
 def give_up(connection: Connection, batch_id: str) -> BatchState:
-    """Gives up a batch whose secret is lost, unless its messages have left or it is over.
+    """Gives up a batch whose secret is lost, unless it has been handed over or has ended.
 
     Returns the previous state.
     """
@@ -231,7 +231,7 @@ def give_up(connection: Connection, batch_id: str) -> BatchState:
 
 
 def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str, Event]]:
-    """Expires overdue batches with fewer than n reports; retires those that nobody took in time.
+    """Expires overdue batches, and retires full batches that nobody acknowledged in time.
 
     Returns these batches and the events that ended them.
     """
@@ -245,14 +245,14 @@ def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str,
 
 
 def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
-    """Records which bytes are handed over, before the first one leaves; they never change.
+    """Records the digest of a hand-over before its first byte is sent; the bytes never change.
 
-    Raises RemoteError if the batch is not sealed, or is over; LocalError if the recomputed bytes
-    differ from those handed over before.
+    Raises RemoteError if the batch is not sealed, or is over, and LocalError if the bytes differ
+    from those of an earlier hand-over.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 not in (None, sha256):
-        # A second permutation of the same reports would let the analyzer compare the two.
+        # If the analyzer got two permutations of the same reports, it could compare them.
         raise LocalError("internal", "the store or the secret changed; nothing is handed over")
     transition(connection, batch, "forward")
     if batch.messages_sha256 is None:
@@ -264,11 +264,10 @@ def acknowledge(
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each message that did not open. This transaction counts them against
-    their nodes and ends the batch, so neither a repetition nor another replica counts them again.
-
-    Raises RemoteError ``wrong-state`` if the digest is of other bytes or the batch was not handed
-    over.
+    ``failed`` has the slot of each message that did not open. One transaction counts these messages
+    against their nodes and ends the batch, so neither a repetition nor another replica counts them
+    again. Raises RemoteError ``wrong-state`` if the digest does not match, or if the batch was not
+    handed over.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -286,7 +285,7 @@ def to_clean(connection: Connection) -> list[str]:
 def mark_clean(connection: Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Leases without a report go too (`shuffler.store.lease_rows.forget_unused`).
+    Deletes leases without a report, too (`shuffler.store.lease_rows.forget_unused`).
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
@@ -352,9 +351,10 @@ def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, in
 
 
 def bind_to_vault(connection: Connection, identity: int) -> None:
-    """Records which vault has this store's secrets; raises LocalError ``unavailable`` for another.
+    """Records which vault has this store's secrets.
 
-    With another vault, every batch would seem to have lost its secret and would be given up.
+    If another vault is recorded, raises LocalError ``unavailable``: with the wrong vault, every
+    batch would seem to have lost its secret and would be given up.
     """
     bound = read_number(connection, meta, "vault")
     if bound is None:

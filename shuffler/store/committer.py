@@ -1,12 +1,12 @@
 """Gives the event loop access to the store: reads run in threads, writes in the committer's thread.
 
-The committer groups waiting writes into one transaction and answers them after the sync. A sync
-costs the same for one write as for fifty, so under load the groups grow, and each write costs less.
-No answer leaves before the commit has returned.
+The committer groups waiting writes into one transaction and answers them after the sync to disk. A
+sync costs the same for one write as for fifty. Under load the groups grow, so each write costs
+less. No answer leaves before the commit has returned.
 
 If a job fails, the committer rolls the whole group back and runs it again with a savepoint around
-each job, so only the failed job is undone. A job may then run twice, but only one run counts.
-Savepoints from the start would cost two statements per job, and jobs hardly ever fail.
+each job, so only the failed job is undone. A job may then run twice, but only one run counts. Jobs
+hardly ever fail, so the first run has no savepoints, which cost two statements per job.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_GROUP = 64
 
 
 Answer = Callable[[], None]
-"""Hands over the outcome of a job. It is called only after the group's commit."""
+"""Passes a job's outcome to its future. It is called only after the group's commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Returns whether an error of disk, lock or connection leaves the transaction in doubt."""
+    """Returns whether the error is one of disk, lock or connection, which concerns all jobs."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
@@ -74,7 +74,7 @@ class Committer:
     def submit(self, write: Callable[[Connection], T]) -> Future[T]:
         """Queues a write, or raises LocalError ``too-many-requests``.
 
-        The future gets its result once the write is durable.
+        The returned future gets the write's result once the write is durable.
         """
         if self.waiting >= self._max_waiting:
             raise LocalError("too-many-requests", "too many writes are waiting", retry_after=1)
@@ -85,7 +85,7 @@ class Committer:
 
     @property
     def waiting(self) -> int:
-        """Number of queued writes."""
+        """The number of queued writes."""
         return len(self._jobs)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Committer:
         self._thread.shutdown()
 
     def _commit_queued(self) -> None:
-        """Commits the queued jobs together. An earlier call may have taken them all."""
+        """Commits the queued jobs together, if an earlier call has not taken them all."""
         taken = [self._jobs.popleft() for _ in range(min(self.waiting, MAX_GROUP))]
         if group := [job for job in taken if job.future.set_running_or_notify_cancel()]:
             self._commit(group)
@@ -127,8 +127,8 @@ class Committer:
 class Store:
     """An open store.
 
-    ``writes``: a count that increases whenever a write begins or ends. ``shared``: other processes
-    may write to the store.
+    ``writes`` increases whenever a write begins or ends. ``shared``: other processes may write to
+    the store.
     """
 
     def __init__(self, url: str, head: Head) -> None:
@@ -161,7 +161,7 @@ class Store:
     async def write(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns a write's result once it is durable. Raises LocalError as `read` and `submit`."""
+        """Returns a write's result once it is durable. Raises the errors of `read` and `submit`."""
 
         @wraps(write)
         def job(connection: Connection) -> T:
@@ -178,7 +178,7 @@ class Store:
     async def write_for_good(
         self, write: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Does a `write` and moves the head, so that an older copy of the store is noticed."""
+        """Does a `write` and advances the head, which reveals older copies of the store."""
 
         def advance_and_write(connection: Connection) -> tuple[int, T]:
             return self.head.advance(connection), write(connection, *args, **kwargs)

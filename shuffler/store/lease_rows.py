@@ -4,8 +4,8 @@ The leases of one request have the same batch, node and expiry. They share one r
 group*, and an upload changes only this row. If each lease had its own row or index entry, every
 commit would write a page for each lease.
 
-A lease's id is its slot followed by the id of its group. A node knows its own slots, and nobody
-else is told a lease's id, so the id reveals nothing.
+A lease's id is its slot followed by the id of its group. Only the lease's node gets this id. The
+node knows the slot anyway, so the id reveals nothing.
 """
 
 import secrets
@@ -32,7 +32,7 @@ LETTERS: dict[LeaseState, str] = {
     "lost": "l",
     "forgotten": "f",
 }
-"""The stored form of a lease's state: one letter per lease, joined to one text per group."""
+"""The stored form of a lease's state: one letter. A group stores its letters as one text."""
 _STATES = {letter: state for state, letter in LETTERS.items()}
 
 USER_BYTES, DIGEST_BYTES, ID_BYTES = 16, 32, 8
@@ -56,7 +56,7 @@ _WITH_BATCH = (
     .where(is_one_of(lease_groups.c.group_id, "groups"))
 )
 PENDING = lease_groups.c.pending > literal_column("0")
-"""A literal 0, as in the index of pending leases; a parameter would not match the index."""
+"""The database uses the index of pending leases only for this literal 0, not for a parameter."""
 
 LIVE = PENDING & (lease_groups.c.expires_at > bindparam("now"))
 _OF_BATCH = lease_groups.c.batch_id == bindparam("batch")
@@ -114,7 +114,7 @@ class LeaseGroup:
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "LeaseGroup":
-        """Returns the group in a row, which has the values of `_COLUMNS`."""
+        """Returns the group that a row with the values of `_COLUMNS` describes."""
         group_id, batch_id, node_id, expires_at, slots, letters, users, digests = row
         states, packed = [_STATES[c] for c in letters], (bytearray(users), bytearray(digests))
         return cls(group_id, batch_id, node_id, expires_at, read_slots(slots), states, *packed)
@@ -123,7 +123,7 @@ class LeaseGroup:
     def new(
         cls, batch_id: str, node_id: str, expires_at: int, slots: list[int], users: Sequence[str]
     ) -> "LeaseGroup":
-        """Returns a group of new leases, all held, of ``users`` on ``slots``."""
+        """Returns a group of new leases, all held, which give ``slots`` to ``users``."""
         k, group_id = len(slots), secrets.token_hex(ID_BYTES)
         packed, digests = bytearray.fromhex("".join(users)), bytearray(DIGEST_BYTES * k)
         return cls(group_id, batch_id, node_id, expires_at, slots, ["held"] * k, packed, digests)
@@ -157,7 +157,7 @@ class LeaseGroup:
         return bytes(self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
 
     def index(self, lease: str) -> int | None:
-        """Returns the index of a lease, or None if the group does not have it (any more)."""
+        """Returns the index of a lease, or None if it is forgotten or not in the group."""
         index = bisect_left(self.slots, slot_of(lease))
         found = index < len(self.slots) and self.slots[index] == slot_of(lease)
         return index if found and self.states[index] != "forgotten" else None
@@ -181,8 +181,7 @@ class LeaseGroup:
     def supersede(self, index: int) -> None:
         """Bars a lease from reporting, even before it expires, because its user gets another lease.
 
-        A user reports only once. If only expiry barred a lease, replicas whose clocks differ could
-        take two leases of one user for live.
+        Otherwise replicas whose clocks differ could take two leases of one user for live.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 
@@ -224,7 +223,7 @@ def read_slots(stored: bytes) -> list[int]:
 def groups_of_upload(
     connection: Connection, batch_id: str, node_id: str, leases: Iterable[str]
 ) -> dict[str, LeaseGroup]:
-    """Returns these leases' groups by id, but only groups of this batch and node."""
+    """Returns the groups of these leases, by id, if they belong to this batch and node."""
     groups = list({group_of(lease) for lease in leases})
     rows = connection.execute(_OF_UPLOAD, {"groups": groups, "batch": batch_id, "node": node_id})
     return {row[0]: LeaseGroup.from_row(row) for row in rows}
@@ -233,9 +232,9 @@ def groups_of_upload(
 def groups_of_leases(
     connection: Connection, leases: Iterable[str]
 ) -> dict[str, tuple[LeaseGroup, bool, Epoch | None]]:
-    """Returns these leases' groups by id, each with its batch's state and epoch.
+    """Returns the groups of these leases, by id, with a flag and an epoch.
 
-    The state is a flag: whether the batch is open.
+    The flag tells whether the group's batch is open; the epoch is the batch's.
     """
     groups = list({group_of(lease) for lease in leases})
     if not groups:
@@ -273,9 +272,10 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
 
 
 def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
-    """Returns five numbers about what an owner's nodes have of a batch.
+    """Returns five numbers about an owner's nodes in a batch.
 
-    They are: live leases, reports, lapsed leases, and the times of the first and last lapse.
+    They are: live leases without a report, reports, lapsed leases, and the times of the first and
+    the last lapse.
     """
     values = {"batch": batch_id, "owner": owner, "now": now}
     return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]
@@ -284,8 +284,8 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 def forget_unused(connection: Connection, batch_id: str) -> None:
     """Deletes those leases of a batch that have no report.
 
-    Leases with a report stay: they show that their users have reported, and distinguish a late
-    repetition from a second report.
+    Leases with a report stay. They show that their users have reported, and that a late repetition
+    is no second report.
     """
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})
@@ -296,7 +296,7 @@ def forget_unused(connection: Connection, batch_id: str) -> None:
 
 
 def count_by_node(connection: Connection, batch_id: str, slots: Iterable[int]) -> Counter[str]:
-    """Returns how many reports of these slots each node sent; a slot given twice counts twice."""
+    """Returns how many of these slots' reports each node sent; a slot listed twice counts twice."""
     wanted, nodes = Counter(slots), Counter[str]()
     for node_id, _, slot in _reports(connection, batch_id):
         nodes[node_id] += wanted[slot]

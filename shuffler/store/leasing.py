@@ -1,14 +1,14 @@
 """The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
 A slot is one of the n places of a batch. A lease gives a slot to one user until the lease expires.
-Then the slot may go to another user; the first lease stays stored without a slot, so that a report
+Then the slot may go to another user. The first lease stays stored without a slot, so that a report
 under it is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 reports, marks their leases and, with the n-th distinct report, seals the batch. So a crash cannot
-leave a stored report whose lease is unmarked, or the reverse. Only a user's newest lease can be
-marked, and a marked lease shows that its user has reported. With epochs, a lease of a later epoch
-may follow a marked one.
+leave a stored report whose lease is not marked, or a marked lease without a report. Only a user's
+newest lease can be marked, and the mark shows that its user has reported. With epochs, the user may
+then get a lease of a later epoch.
 """
 
 from collections import Counter
@@ -60,8 +60,8 @@ def lease_slots(
 ) -> LeaseReply:
     """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
-    A lease lasts ``life`` seconds after the time that the batch gives an episode. A request for a
-    batch that is over is refused before any user is looked up. Raises RemoteError ``unauthorized``
+    A lease lasts for the batch's time for an episode and ``life`` seconds more. If the batch is
+    over, the request is refused before any user is looked up. Raises RemoteError ``unauthorized``
     for a revoked node, or ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
@@ -150,10 +150,11 @@ def build_frames(
 ) -> list[Frame]:
     """Returns the frames of an upload.
 
-    ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, and None
-    for each that does not open. If ``opened`` is missing, no report counts as opened. Without
-    ``whole``, a report's digest is of its seal's key and tag only, since hashing a long vector
-    costs more than all else. Only its own sender can make another report with the same key and tag.
+    ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, or None
+    for a report that does not open. If ``opened`` is missing, no report counts as opened. Without
+    ``whole``, a report's digest covers only the key and tag of its outer seal, because hashing a
+    long vector costs more than all other work. Only the report's sender can make another report
+    with the same key and tag.
     """
     parts = sealed if whole else [bytes(s[:KEY_BYTES]) + s[-TAG_BYTES:] for s in sealed]
     digests = [sha256(part).digest() for part in parts]
@@ -168,7 +169,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Stores accepted reports, encrypted by ``cipher``; counts others. Raises as `lease_slots`."""
+    """Stores accepted reports under ``cipher``; counts others. Raises as `lease_slots` does."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
@@ -212,7 +213,8 @@ def _reported_elsewhere(
 ) -> set[str]:
     """Returns the leases whose users have reported with another lease.
 
-    A live lease is its user's newest, so if all leases are live, nothing has to be looked up.
+    A live lease is its user's newest lease, so no later lease has reported. A group whose leases
+    are all live is not looked up.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:
@@ -246,8 +248,9 @@ def _write(
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The running count only decides when to count afresh. The fresh count of stored rows decides the
-    release: noise was calibrated for n people, and fewer people behind n reports would get less.
+    The running count only decides when to count afresh. The fresh count of stored rows decides
+    whether to seal: the noise was calibrated for n people, so fewer people behind n reports would
+    get a weaker guarantee.
     """
     if not added or batch.reports + added < batch.n:
         return False

@@ -32,7 +32,7 @@ def insert_reports(
     accepted: Sequence[tuple[int, bytes]],
     cipher: ReportCipher,
 ) -> None:
-    """Stores the accepted reports of one upload, each given with its slot, in ascending order."""
+    """Stores the accepted reports of one upload, given with their slots in ascending order."""
     slots = [slot for slot, _ in accepted]
     row = {
         "batch_id": batch_id,
@@ -73,8 +73,8 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
     """Raises LocalError ``unavailable`` if the disk has no room for this and all open batches.
 
-    Space that erased batches left in the file counts as free. PostgreSQL's disk cannot be seen
-    from here.
+    Space that erased batches left in the file counts as free. PostgreSQL's disk is not checked,
+    because it may be on another machine.
     """
     if is_shared(connection):
         return
@@ -94,7 +94,7 @@ def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
 
 
 def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
-    """Returns the bytes of disk that future reports need; sums need only a few vectors."""
+    """Returns the bytes of disk that future reports need; a sum needs only a few vectors."""
     vectors = SUM_COPIES * report_bytes if word_bits else reports * report_bytes
     return vectors + reports * ROW_BYTES
 

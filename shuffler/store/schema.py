@@ -53,10 +53,10 @@ users = Table(
     metadata,
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
-    # The newest lease, which may be over or deleted. No other lease of the user can be live or has
+    # The newest lease, which may be over or deleted. No other lease of the user is live, or has
     # reported.
     Column("lease", String(32), nullable=False),
-    # `bars_until` of the last lease that reported and was then replaced, in a later epoch; or 0.
+    # `bars_until` of the last reported lease that a lease of a later epoch has replaced, or 0.
     Column("barred_until", BigInteger, nullable=False, server_default=text("0")),
 )
 
@@ -77,22 +77,22 @@ batches = Table(
     Column("epoch_seconds", BigInteger),  # null: a user reports once in a lifetime
     Column("report_bytes", Integer, nullable=False),
     Column("message_bytes", Integer, nullable=False),
-    Column("word_bits", Integer),  # of `sums`; null: messages
+    Column("word_bits", Integer),  # null: not a batch of sums
     Column("state", String(16), nullable=False, index=True),
     Column("reports", BigInteger, nullable=False, default=0),
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # The fate of accepted reports: messages handed over, reports dropped; the batch's end.
+    # The messages handed over, the accepted reports that were dropped, and the batch's end.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),
-    # Whether, after the batch's end, the secret is destroyed and the reports are deleted.
+    # True once the batch is over, its secret is destroyed and its reports are deleted.
     Column("clean", Boolean, nullable=False, default=False),
 )
 
-# A row for the leases of one request (`lease_rows`). The long columns come last, so that
-# the database reads the others without them.
+# A row for the leases of one request (`lease_rows`). The long columns come last, so that the
+# database can read the others without them.
 lease_groups = Table(
     "lease_groups",
     metadata,
@@ -128,8 +128,8 @@ reports = Table(
     Column("sealed", LargeBinary, nullable=False, info={AUTHENTICATED: True}),
 )
 
-# Of each batch of `sums`: the sum of its reports' vectors, encrypted as reports are, and a tag of
-# each report's key (`sum_rows`). The reports themselves are then their keys.
+# For each batch of sums: the sum of its reports' vectors, encrypted as reports are, and a tag of
+# each report's key (`sum_rows`). In these batches, the table of reports has only their keys.
 sums = Table(
     "sums",
     metadata,
@@ -152,7 +152,7 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
-# The reasons why nodes decline an open batch, and the last time of each; no node, no count.
+# The reasons why nodes decline an open batch, and when each was last given; no node, no count.
 declined = Table(
     "declined",
     metadata,
@@ -163,7 +163,7 @@ declined = Table(
 
 
 open_store = partial(open_database, SCHEMA)
-"""Opens the store at a URL; raises as `common.server.database.open_database` does."""
+"""Opens the store at a URL; raises the errors of `common.server.database.open_database`."""
 
 
 def sqlite_url(directory: Path) -> str:
@@ -174,7 +174,8 @@ def sqlite_url(directory: Path) -> str:
 def not_usable(what: str, error: Exception) -> LocalError:
     """Returns the error for a store that could not be read or written; a retry may succeed.
 
-    The database's own text may quote a statement's values, so the error names only its class.
+    The database's own text may quote a statement's values, so the returned error names only the
+    class of ``error``.
     """
     if isinstance(error, LocalError):
         return error

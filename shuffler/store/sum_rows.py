@@ -1,15 +1,15 @@
-"""A batch whose aggregation is ``sums``, in the store: one sum, and the keys of its reports.
+"""A batch of sums in the store: one sum of vectors, and the keys of its reports.
 
 Vectors are not stored one by one. The transaction that accepts an upload adds its vectors to the
 batch's sum. So a batch of any size needs memory and disk for a few vectors only, and its hand-over
-takes no time. The keys E stay with the reports' slots (`report_rows`).
+takes no time. The keys E of the reports are stored with the reports' slots (`report_rows`).
 
 One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
-replica, the sum is over exactly the accepted reports. It is encrypted under the batch's secret and
-bound to their number.
+replica, the sum is over exactly the accepted reports. The sum is encrypted under the batch's secret
+and bound to the number of its reports.
 
-Each key may occur once in a batch. The store compares tags of keys, which only the batch's secret
-can make, so that an erased batch leaves no keys behind.
+Each key may occur once in a batch. To notice a second one, the store compares tags of the keys.
+Only the batch's secret can make a tag, so the tags of an erased batch do not reveal its keys.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from riffle.shuffler.store.schema import report_keys, sums
 from riffle.shuffler.store.vault import ReportCipher
 
 ADD_BYTES = 1 << 18
-"""Bytes of reports that are joined to be added together."""
+"""Reports are joined to pieces of about this many bytes, and each piece is added at once."""
 
 _SEALED = select(sums.c.sealed).where(sums.c.batch_id == bindparam("batch"))
 _SAVE = update(sums).where(sums.c.batch_id == bindparam("batch")).values(sealed=bindparam("sum"))
@@ -38,7 +38,7 @@ _DELETE_SOME = delete(report_keys).where(_OF_BATCH, report_keys.c.tag.in_(_SOME)
 
 
 def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> None:
-    """Stores the sum of no reports, which also takes the disk that the sum needs."""
+    """Stores the sum of no reports. This takes all the disk that the sum will need."""
     sealed = cipher.encrypt(0, _empty(batch).tobytes())
     connection.execute(insert(sums).values(batch_id=batch.batch_id, sealed=sealed))
 
@@ -54,7 +54,7 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
 
 
 class UploadKeys:
-    """The keys E of an upload's reports, and which of them the batch's accepted reports have."""
+    """The keys E of an upload's reports, and those among them that an accepted report has used."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher

@@ -2,10 +2,10 @@
 
 A user belongs to the owner of the node that named them, and reports once for this owner, over all
 batches and runs, or once an epoch. The store knows users by `user_key`, so the same id at another
-owner is another user: owners cannot find or lock out others' users. A user's newest lease shows
-whether the user has reported. After a report it is replaced only in a later epoch, and the user's
-row then keeps the end of the epoch of the report. So a user has one row for all epochs, and row and
-newest lease outlive their batch.
+owner is another user. So owners cannot find or lock out others' users. A user's newest lease shows
+whether the user has reported. A lease that has reported is replaced only in a later epoch; the
+user's row then keeps the end of the earlier epoch. So a user has one row for all epochs. The row
+and the newest lease outlive their batch.
 
 The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
 and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.
@@ -72,8 +72,8 @@ _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_upd
 class UserRecord:
     """A user's newest lease, at ``index`` of ``group``; both are None once the lease is forgotten.
 
-    ``open``: the lease's batch is open. ``epoch``: that of the batch. ``barred_before``: the time
-    until which an earlier report bars the user.
+    ``open``: the lease's batch is open. ``epoch``: the epoch of this batch. ``barred_before``: the
+    time until which the user's reports under earlier leases bar the user.
     """
 
     lease: str
@@ -156,7 +156,7 @@ def enrol(connection: Connection, request: EnrolRequest, now: int) -> Enrolment:
 
 
 def revoke(connection: Connection, node_id: str, now: int) -> None:
-    """Revokes a node: refuses it from now on. Repeatable. Raises RemoteError ``not-found``."""
+    """Revokes a node for good; safe to repeat. Raises RemoteError ``not-found``."""
     at = func.coalesce(nodes.c.revoked_at, now)
     revoked = update(nodes).where(nodes.c.node_id == node_id).values(revoked_at=at)
     if connection.execute(revoked).rowcount == 0:
@@ -171,15 +171,15 @@ def add_failures(connection: Connection, messages: Mapping[str, int]) -> None:
 
 
 def list_nodes(connection: Connection, now: int) -> NodeList:
-    """Returns all nodes with their counts. It reads all leases, so only the operator may ask."""
+    """Returns all nodes with their counts. Reads all leases, so only the operator may call it."""
     rows = connection.execute(_LIST, {"now": now}).mappings()
     return NodeList(nodes=tuple(NodeSummary(**row) for row in rows))
 
 
 def authenticate(connection: Connection, token: str) -> str:
-    """Returns a token's node id; raises RemoteError ``unauthorized`` if unknown or revoked.
+    """Returns the id of a token's node; raises RemoteError ``unauthorized`` unless it is enrolled.
 
-    The token is looked up by its hash, so timing reveals nothing about a token but its hash.
+    The token is looked up by its hash, so timing reveals at most something about the hash.
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
@@ -190,7 +190,7 @@ def authenticate(connection: Connection, token: str) -> str:
 def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
     """Locks a node's row; returns its owner, and how many more distinct users the node may name.
 
-    Because of the lock, any write after a revocation sees it and raises ``unauthorized``.
+    Because of the lock, every write after a revocation notices it and raises ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked_at is not None:

@@ -1,17 +1,17 @@
 """Secrets of batches, which erasure destroys, and the encryption of stored reports.
 
-A batch's secret is the private half of its outer key pair and the key of its permutation. It is one
+A batch's secret is the private key of its outer seals and the key of its permutation. It is one
 small file outside the database, because a database's pages and logs keep deleted data. Once the
-file is gone, the reports left in them are ciphertext without a key, and the permutation that was
-used cannot be recomputed.
+file is gone, any reports left there are ciphertext without a key, and nobody can recompute the
+permutation.
 
 The file is overwritten before it is removed, which helps if the file system writes in place.
 Otherwise (copy on write, flash) the operator should encrypt the medium itself, as documented.
 
 The shuffler opens a report's outer seal once, on arrival, so that it stores no report that does not
 open. It then encrypts the reports of an upload together (AES-256-GCM), under a key derived from the
-batch's secret. Once the secret is destroyed, reports left in the database's pages and logs are as
-unreadable as under their outer seals. The hand-over needs no elliptic-curve work.
+batch's secret. This encryption is as strong as the outer seals were. And the hand-over needs no
+elliptic-curve work.
 """
 
 import hmac
@@ -40,7 +40,7 @@ SECRET_BYTES = len(MAGIC) + 2 * KEY_BYTES
 
 @dataclass(frozen=True, slots=True)
 class BatchSecret:
-    """Outer key pair of a batch and the 32-byte key of its permutation."""
+    """The key pair of a batch's outer seals, and the 32-byte key of its permutation."""
 
     outer: KeyPair
     permutation: bytes = field(repr=False)
@@ -70,7 +70,7 @@ class Vault:
         self._directory = directory
         self._cipher = cipher
         try:
-            for folder in (directory.parent, directory):  # mkdir sets the mode of the last only
+            for folder in (directory.parent, directory):  # mkdir sets only the last one's mode
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
@@ -80,7 +80,7 @@ class Vault:
 
         So a late replica, whose transaction will fail, cannot replace a secret in use. If a crash
         left a secret whose batch was never stored, the next deposit of this batch uses that secret.
-        Raises as `get`, and LocalError ``unavailable`` if the secret cannot be written.
+        Raises the errors of `get`, and LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -118,7 +118,7 @@ class Vault:
         try:
             data = self._cipher.open(data, _name(batch_id))
         except LocalError as error:
-            # A wrong storage key, which the operator can correct, must not cost the batch.
+            # The operator can correct a wrong storage key, so it must not cost the batch.
             raise LocalError("unavailable", error.detail) from error
         keys = data.removeprefix(MAGIC)
         if not data.startswith(MAGIC) or len(data) != SECRET_BYTES:
@@ -126,11 +126,12 @@ class Vault:
         return BatchSecret(KeyPair.from_private(keys[:KEY_BYTES]), keys[KEY_BYTES:])
 
     def pin(self, batch_id: str, sha256: str) -> None:
-        """Records the digest of what a batch hands over, beside its secret.
+        """Records the digest of a batch's hand-over, beside its secret.
 
-        The database may be replaced by an older copy, and the batch filled with other reports. Two
-        hand-overs that differ in a few reports would show these. So if another digest is recorded,
-        raises SecretLostError; LocalError ``unavailable`` if the file cannot be written or read.
+        Somebody may replace the database by an older copy and fill the batch with other reports.
+        Two hand-overs that differ in a few reports would reveal these reports. So another digest
+        raises SecretLostError. Raises LocalError ``unavailable`` if the file cannot be written or
+        read.
         """
         file = self._directory / f"{batch_id}.released"
         try:
@@ -170,11 +171,9 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Its keys are HKDF-SHA256 of the whole secret under labels of their own. So these keys and those
-    that open outer seals and draw the permutation reveal nothing about each other.
-
-    A ``part`` of the batch is the slots of some reports, which are stored concatenated, or the
-    number of the reports that a stored sum is over.
+    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. None of them, nor the
+    key of outer seals or permutation alone, reveals any other. A ``part`` names stored data: the
+    slots of reports that are stored together, or the number of reports in a stored sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:

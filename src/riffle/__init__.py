@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from riffle.node_client.environments.tabular import TabularEnvironment as TabularEnvironment
     from riffle.node_client.environments.tabular import TabularMDP as TabularMDP
     from riffle.node_client.environments.tabular import stationary as stationary
-    from riffle.node_client.episodes import UserLease as UserLease
     from riffle.node_client.participant import Participant as Participant
+    from riffle.node_client.participant import UserLease as UserLease
 
 _MODULES = {
     "riffle.common.accounting": "BatchEvent account calibrate",
@@ -60,8 +60,7 @@ _MODULES = {
     "riffle.experiments.research": "RegretCurve Result Sweep simulate sweep",
     "riffle.node_client.environments.gymnasium": "GymnasiumEnvironment",
     "riffle.node_client.environments.registry": "make",
-    "riffle.node_client.episodes": "UserLease",
-    "riffle.node_client.participant": "Participant",
+    "riffle.node_client.participant": "Participant UserLease",
     "riffle.node_client.environments.tabular": (
         "Declaration Environment Modelled TabularEnvironment TabularMDP stationary"
     ),

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from riffle.common.protocol.descriptor import BatchDescriptor, batch_id
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.signatures import batch_id
 
 RUN_ID = "00112233445566778899aabbccddeeff"
 

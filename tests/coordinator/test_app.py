@@ -20,6 +20,11 @@ from riffle.coordinator.api.results import MAX_TRUE_VALUES_BYTES
 from riffle.coordinator.api.runs import MAX_MIXTURE_BYTES
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
+from tests.common.server.test_limits import (
+    limits_of_all_together,
+    most_guesses,
+    most_of_one_caller,
+)
 from tests.coordinator.calls import Api, problem
 from tests.coordinator.world import RUN, SHUFFLER_ID, SMALL, TOKEN, one_key, settings
 
@@ -129,6 +134,18 @@ def test_the_operator_has_a_rate_limit(api: Api) -> None:
     slower = api.call("GET", "")
     assert problem(slower)[:2] == (429, "too-many-requests")
     assert int(slower.headers["Retry-After"]) >= 1
+
+
+def test_the_limits_that_hold_by_default(api: Api) -> None:
+    """Whoever changes one has thought of what a caller may then cost the others."""
+    (api.directory / "metrics_hash").write_text(hash_token("reader"))
+    api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
+    app = api.client.app
+    authenticator = app.state.authenticator  # type: ignore[attr-defined]
+    limits = {who: most_of_one_caller(each) for who, each in authenticator._limits.items()}
+    assert limits == dict.fromkeys(("operator", "metrics"), (2_000, 10, 256))
+    assert most_guesses(authenticator.failures) == 1_000
+    assert limits_of_all_together(app) == [512]
 
 
 def test_waiting_for_an_unknown_run_leaves_nothing(api: Api) -> None:

@@ -25,15 +25,10 @@ from riffle.common.mechanism.counters import Episode
 from riffle.common.mechanism.randomness import SeededRandomness, word
 from riffle.common.mechanism.workflow import encode
 from riffle.common.process.endpoint import hash_token
-from riffle.common.protocol.descriptor import (
-    Context,
-    SignedDescriptor,
-    key_id,
-    parse,
-    verify_deposit,
-)
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, parse
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair, seal_indices
+from riffle.common.protocol.signatures import key_id, verify_deposit
 from riffle.common.protocol.wire import (
     BatchState,
     BatchStatus,
@@ -122,7 +117,7 @@ def sealed_messages(data: bytes) -> bytes:
     for slot in range(d.n):
         randomness = SeededRandomness.keyed(1, d.batch_id, slot)
         episode = toy_episode(d.mixture.pick(word(randomness)), randomness)
-        noise, bits = d.to_noise(), d.word_bits
+        noise, bits = d.batch_noise, d.word_bits
         reports.append(encode(d.layout, noise, d.padding, episode, randomness, bits))
     if d.word_bits:
         return released_sum(context, reports)

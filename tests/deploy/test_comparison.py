@@ -89,7 +89,7 @@ def test_comparison_uses_the_given_constants(
     monkeypatch.setattr(Registry, "build", lambda _, spec: built.append(spec))
     (tmp_path / "comparison.json").write_text("[]")  # nothing is started
     assert compare("--constants", "paper", "--out", str(tmp_path))[0] == 3
-    assert [spec.preset for spec in built] == ["paper"] * 3
+    assert [spec.constants for spec in built] == ["paper"] * 3
 
 
 @pytest.mark.parametrize("name", ["ucbvi-ldp", "nobody"])

@@ -3,25 +3,32 @@
 import json
 import os
 import re
-import secrets
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from riffle.common.accounting import Account, account
+from riffle.common.accounting.binomial import overflow_probability
 from riffle.common.mechanism.parameters import Aggregation, Trust
+from riffle.common.protocol import verification
 from riffle.common.protocol.descriptor import parse
+from riffle.common.protocol.errors import RemoteError
 from riffle.deploy import offers
-from riffle.deploy.conformance import Recorder, serving, session
-from riffle.deploy.offers import FAULTS, Case, Keys, Offer, Owner
-from riffle.deploy.report_check import Finding
+from riffle.deploy.conformance import Finding, Recorder, serving, session
+from riffle.deploy.offers import FAULTS, FULL, Case, Offer, Owner
+from riffle.node_client import trust
 from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
 
-LOST, BUSY, NEW_KEY, OVER = FAULTS
+LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS = FAULTS
 SMALL = Case(layer=1, support=True)
 WHOLE = Case()
 SUMS = Case(layer=1, aggregation="sums")
@@ -30,7 +37,7 @@ PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "digest without label": ([SMALL], "a digest without its label"),
-    "descriptor written again": ([SMALL], "parsed and written again"),
+    "descriptor written again": ([Case(fault=BLANKS)], "parsed and written again"),
     "labels exchanged": ([SMALL], "the label b'riffle v1 message"),
     "label without zero byte": ([SMALL], "label without its final zero byte"),
     "no info": ([SMALL], "no label, no digest"),
@@ -41,7 +48,7 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "little-endian": ([WHOLE], "read as little-endian, all exist"),
     "other order of counters": ([WHOLE], r"in the order \(family, x, h, a, x', r\)"),
     "indices from 1": ([WHOLE], "with 1 added to every index"),
-    "step 0 for every step": ([Case("lean", 1)], "hold no episode"),
+    "step 0 for every step": ([Case("lean", 1)], "hold no episode.*at step 1; all.*of step 0"),
     "one message fewer": ([SMALL], "10 messages of 49 bytes.*those of 9 messages"),
     "dummy one too large": ([SMALL], "up to 12, the dummy's; seen 13"),
     "dummy one too small": ([SMALL], "at most 2 ones of a counter"),
@@ -60,13 +67,25 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "reward rounded": (CENTRAL, "reward bits at step 0 of policy 0"),
     "reward range ignored": (CENTRAL, "reward bits at step 0 of policy 0"),
     "user asked twice": ([SMALL, SMALL], "each asked once"),
-    "report after the lease": ([Case(layer=1, support=True, fault=OVER)], "after its lease's end"),
+    "report after the lease": ([Case(layer=1, support=True, fault=OVER)], "its lease ends before"),
+    "lease shorter than an episode": (
+        [Case(layer=1, support=True, fault=OVER)],
+        "its lease ends before an episode may",
+    ),
+    "redirection followed": ([Case(layer=1, support=True, fault=MOVED)], "a redirection followed"),
+    "refused user asked again": ([Case(layer=1, support=True, fault=REFUSED)], "each asked once"),
+    "first pin only": ([Case(layer=1, support=True, fault=ROTATED)], "expected 40 reports"),
+    "stream big-endian": ([SUMS], "a stream of big-endian words"),
     "lease ids in hexadecimal": ([SMALL], "seen 554 bytes"),
     "lease ids last": ([SMALL], "a frame to begin with the id of a lease"),
     "wrong header": ([SMALL], "the batch key's id in Riffle-Batch-Key"),
     "no header": ([SMALL], "the batch key's id in Riffle-Batch-Key; seen None"),
     "reseals on a retry": ([Case(layer=1, support=True, fault=LOST)], "the same bytes"),
-    "no retry": ([Case(layer=1, support=True, fault=LOST)], "upload again after a lost answer"),
+    "no retry": ([Case(layer=1, support=True, fault=LOST)], "upload again after no final answer"),
+    "every 404 is final": ([Case(layer=1, support=True, fault=PROXY)], "upload again after no"),
+    "leases by position": ([Case(layer=1, support=True, fault=STRANGER)], "that it did not name"),
+    "no report of a failed episode": ([SMALL], "also if its episode failed"),
+    "width of C - 1": ([Case(support=True, fault=FULL)], "messages of 50 bytes in a seal"),
     "redraws on a new key": ([Case(layer=1, support=True, fault=NEW_KEY)], "the same messages"),
     "old key again": ([Case(layer=1, support=True, fault=NEW_KEY)], "seen 0"),
     "one ephemeral key": ([SMALL], "a new ephemeral key in every seal"),
@@ -84,20 +103,46 @@ TRIED = QUICK if "RIFFLE_CONFORMANCE_MISTAKES" not in os.environ else list(MISTA
 
 UNCHECKED = {
     "coordinator's signature": (3, "the coordinator"),
+    "owner_share must not be": (2, "its owner_share is above"),
+    "noise.comment": (2, "its noise has an unknown member"),
     "asked for": (5, "its batch id is not the one asked for"),
+    "time left": (8, "an episode may outlast it"),
     "the descriptor promises": (26, "it promises a smaller epsilon than its noise gives"),
     "": (0, ""),
 }
 """A part of the refusal that a client forgets, the check, and how its faults begin. The last client
 forgets all."""
 
-NODE = (sys.executable, "-P", "-m", "riffle.deploy.cli.main", "node")
+
+def _larger(result: Account) -> Account:
+    return replace(result, epsilon_upper=result.epsilon_upper / 1.01)
+
+
+def _zero_only(key: bytes, _: str) -> None:
+    if not any(key):
+        raise RemoteError("wrong-key", "a point of low order")
+
+
+ACCOUNT = sys.modules["riffle.common.accounting.account"]
+WEAKENED: dict[str, tuple[ModuleType, str, Callable[..., object]]] = {
+    "up to 1.005 times": (verification, "account", lambda e, beta: _larger(account(e, beta))),
+    "at its owner_share": (
+        verification,
+        "required_event",
+        lambda d, owner: verification.batch_event(d, owner.dishonest_fraction),
+    ),
+    "n times": (ACCOUNT, "overflow_probability", lambda _, *rest: overflow_probability(1, *rest)),
+    "key, 1,": (trust, "_check_point", _zero_only),
+}
+"""A part of the fault that only a weakened check takes, and how the check is weakened."""
+
+OWN_NODE = Path(__file__).with_name("own_node.py")
 
 
 @pytest.fixture(scope="module")
-def bad() -> tuple[Keys, list[Offer]]:
-    keys = Keys()
-    return keys, list(offers.bad_offers(Owner(keys, []), WHOLE))
+def bad() -> tuple[Owner, list[Offer]]:
+    owner = Owner()
+    return owner, list(offers.bad_offers(owner, WHOLE))
 
 
 @contextmanager
@@ -125,23 +170,23 @@ def findings(
     folder: Path,
     mistake: str,
     cases: Sequence[Case],
-    bad: tuple[Keys, list[Offer]] | None = None,
+    bad: tuple[Owner, list[Offer]] | None = None,
 ) -> list[Finding]:
-    keys, offered = bad or (Keys(), [])
+    owner, offered = bad or (Owner(), [])
     trust: Sequence[Trust] = ["shuffle"] if bad else list({case.trust for case in cases})
     sent: Sequence[Aggregation] = (
         ["messages"] if bad else list({case.aggregation for case in cases})
     )
-    users = [secrets.token_hex(16) for _ in range(2 * offers.REPORTS * len(cases))]
-    owner = Owner(keys, users, trust, sent)
+    owner = replace(owner, trust=trust, aggregations=sent)
     recorder = Recorder(owner)
     # These clients stop in the middle of a batch.
     halts = mistake in {"no retry", "old key again", "lease ids last", "report after the lease"}
+    halts |= mistake in {"every 404 is final", "no report of a failed episode"}
     idle = 1.5 if halts or "twice" in mistake else 15.0
     with serving(recorder) as url:
         owner.write_settings(folder, url)
         with running(recorder, folder / "settings.json", mistake):
-            return list(session(recorder, cases, offered, idle, 60.0, 0.5))
+            return list(session(recorder, cases, deepcopy(offered), idle, 60.0, 0.5))
 
 
 @pytest.mark.parametrize("mistake", TRIED)
@@ -153,7 +198,7 @@ def test_each_mistake_is_found_and_named(mistake: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("detail", UNCHECKED)
 def test_each_forgotten_check_is_found(
-    detail: str, bad: tuple[Keys, list[Offer]], tmp_path: Path
+    detail: str, bad: tuple[Owner, list[Offer]], tmp_path: Path
 ) -> None:
     """A client that forgets a check takes the batches which it should refuse, and no others."""
     check, begin = UNCHECKED[detail]
@@ -163,6 +208,24 @@ def test_each_forgotten_check_is_found(
     assert all("seen a request for slots" in finding.detail for finding in found)
 
 
+@pytest.mark.parametrize("fault", WEAKENED)
+def test_a_weakened_check_takes_an_offer(
+    fault: str,
+    bad: tuple[Owner, list[Offer]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, taken = WrongClient.offline(bad[0], tmp_path), []
+    ACCOUNT._account.cache_clear()
+    monkeypatch.setattr(*WEAKENED[fault])
+    for offer in (each for each in bad[1] if each.check > 8):
+        with suppress(RemoteError):
+            trust.accept(offer.signed, offer.batch_id, client.demands, time.time())
+            taken.append(offer.fault)
+    ACCOUNT._account.cache_clear()
+    assert fault in taken[-1] and len(taken) <= 2
+
+
 def test_a_right_client_passes_every_kind_of_batch(tmp_path: Path) -> None:
     kinds: list[Case] = [SMALL, SUMS, CENTRAL[1], Case("paper", 1, True, trust="local")]
     kinds += [Case(layer=1, support=True, fault=fault) for fault in FAULTS]
@@ -170,21 +233,18 @@ def test_a_right_client_passes_every_kind_of_batch(tmp_path: Path) -> None:
 
 
 def test_riffles_own_node_passes(tmp_path: Path) -> None:
-    """In full it takes 20 seconds: `riffle conformance -- riffle node .../node.env`."""
+    """In full it takes 10 seconds: `riffle conformance -- python -P tests/deploy/own_node.py`."""
     command = ["conformance", "--families", "lean", "--out", str(tmp_path), "--format", "json"]
-    done = riffle(*command, "--", *NODE, str(tmp_path / "node.env"))
+    done = riffle(*command, "--", sys.executable, "-P", str(OWN_NODE))
     document = json.loads(done.stdout)
     assert [each for each in document["findings"] if not each["ok"]] == []
     assert document["ok"] and len(document["findings"]) > 40
 
 
-def test_every_section_that_is_named_exists(bad: tuple[Keys, list[Offer]]) -> None:
+def test_every_section_that_is_named_exists(bad: tuple[Owner, list[Offer]]) -> None:
     headings = set(re.findall(r"^##+ ([\d.]+?)\.? ", PROTOCOL.read_text(), re.MULTILINE))
     folder = Path(__file__).parents[2] / "deploy"
-    text = "".join(
-        (folder / f"{name}.py").read_text()
-        for name in ("conformance", "batch_check", "report_check")
-    )
+    text = "".join((folder / f"{name}.py").read_text() for name in ("conformance", "report_check"))
     named = set(re.findall(r'"(\d+(?:\.\d)?)"', text))
     assert named and named <= headings
     checks = re.findall(r"^\| (\d+) \| .* \| `[a-z-]+` \|$", PROTOCOL.read_text(), re.MULTILINE)
@@ -193,15 +253,15 @@ def test_every_section_that_is_named_exists(bad: tuple[Keys, list[Offer]]) -> No
 
 
 def test_one_report_is_checked_from_files(tmp_path: Path) -> None:
-    keys = Keys()
-    offer = offers.good_offer(WHOLE, keys)
-    client = WrongClient.offline(keys)
+    owner = Owner()
+    offer = offers.good_offer(WHOLE, owner)
+    client = WrongClient.offline(owner, tmp_path)
     lease = {"lease": "ab" * 16, "slot": 0}
     names = [tmp_path / name for name in ("descriptor", "report", "analyzer", "batch")]
     descriptor, report, analyzer, batch = names
     descriptor.write_text(offer.signed.model_dump_json())
-    analyzer.write_text(keys.analyzer.private.hex())
-    batch.write_text(offer.batch_key.private.hex())
+    analyzer.write_text(owner.analyzer.private.hex())
+    batch.write_text(offer.keys[-1].private.hex())
     options = ["--analyzer-key", str(analyzer), "--batch-key", str(batch), "--format", "json"]
     for mistake, code in (("", 0), ("label without zero byte", 1), ("no noise", 1)):
         client.mistake = mistake

@@ -14,7 +14,7 @@ import pytest
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.deploy.report import FinishedRun, manifest, plot_regret, summary, write
-from riffle.node_client.environments.builtin import random_mdp
+from riffle.node_client.environments.tabular import random_mdp
 from tests.coordinator.calls import Api
 from tests.coordinator.world import RUN, SMALL
 

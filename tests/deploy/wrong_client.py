@@ -5,6 +5,7 @@ import json
 import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,14 +26,13 @@ from riffle.common.protocol.descriptor import (
     LABEL_MASK,
     BatchDescriptor,
     SignedDescriptor,
-    key_id,
     parse,
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT
+from riffle.common.protocol.signatures import key_id
 from riffle.deploy import offers
-from riffle.node_client.environments.builtin import MDPDocument
-from riffle.node_client.environments.tabular import TabularEnvironment
+from riffle.node_client.environments.tabular import MDPDocument, TabularEnvironment
 from riffle.node_client.episode import run_episode
 from riffle.node_client.trust import Demands, accept
 
@@ -84,8 +84,12 @@ class WrongClient:
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.settings['node_token']}"}
-        self.http = httpx.Client(base_url=self.settings["shuffler_url"], headers=headers, timeout=9)
-        s = self.settings
+        s, follows = self.settings, self.mistake == "redirection followed"
+        base = s["shuffler_url"]
+        self.http = httpx.Client(
+            base_url=base, headers=headers, timeout=9, follow_redirects=follows
+        )
+        pins = s["analyzer_keys"][: 1 if self.mistake == "first pin only" else None]
         self.demands = Demands(
             coordinator_key=bytes.fromhex(s["coordinator_key"]),
             shuffler_key=bytes.fromhex(s["shuffler_key"]),
@@ -98,17 +102,16 @@ class WrongClient:
             trust_models=tuple(s["trust_models"]),
             aggregations=tuple(s["aggregations"]),
             max_owner_share=s["max_owner_share"],
-            analyzer_keys=frozenset(s["analyzer_keys"]),
+            analyzer_keys=frozenset(pins),
             max_seconds=s["max_batch_seconds"],
             max_episode_seconds=s["max_episode_seconds"],
         )
 
     @classmethod
-    def offline(cls, keys: offers.Keys) -> "WrongClient":
+    def offline(cls, owner: offers.Owner, folder: Path) -> "WrongClient":
         """A client that talks to nobody."""
-        owner = offers.Owner(keys, [])
-        pins = {"analyzer_keys": [keys.analyzer.public.hex()], "node_token": owner.token}
-        return cls(owner._demands() | pins | {"shuffler_url": "http://127.0.0.1"}, [])
+        owner.write_settings(folder, "http://127.0.0.1")
+        return cls(json.loads((folder / "settings.json").read_text()), [])
 
     def turn(self) -> bool:
         """Serves every listed batch that it has not served; returns whether there was any."""
@@ -126,8 +129,13 @@ class WrongClient:
         except RemoteError as error:
             if not self.mistake.startswith("unchecked ") or self.mistake[10:] not in error.detail:
                 return
-        descriptor = json.loads(signed.descriptor)
-        leases = self._lease(batch_id, int(descriptor["n"]))
+        descriptor, forgetful = json.loads(signed.descriptor), {"unchecked ", "unchecked time left"}
+        end = time.time() + (descriptor.get("episode_seconds") or 0)
+        if descriptor["expires_at"] <= end and self.mistake not in forgetful:
+            return
+        leases = self._lease(batch_id, int(descriptor["n"]), descriptor.get("episode_seconds") or 0)
+        if self.mistake == "no report of a failed episode":
+            leases = leases[1:]
         if leases:
             self._report(batch_id, signed, leases)
 
@@ -135,16 +143,21 @@ class WrongClient:
         answer = self.http.get(f"/v1/batches/{batch_id}")
         return SignedDescriptor.model_validate_json(answer.content)
 
-    def _lease(self, batch_id: str, n: int) -> list[dict[str, Any]]:
+    def _lease(self, batch_id: str, n: int, seconds: int) -> list[dict[str, Any]]:
         if self.mistake == "user asked twice" and self.asked:
             users = self.asked[:1] + self.users[: n - 1]
         else:
             users = self.users[:n]
-        reply = self._post(f"{batch_id}/leases", json.dumps({"users": users}).encode()).json()
-        now = time.time()
-        live = [each for each in reply["leases"] if each["expires_at"] > now]
-        if reply["leases"] and not live and self.mistake != "report after the lease":
-            return self._lease(batch_id, n)
+        body = json.dumps({"users": users}).encode()
+        reply = self._post(f"{batch_id}/leases", body).json()
+        named = {each["user"] for each in reply["leases"]}
+        if not named <= {*users} and self.mistake != "leases by position":
+            reply = self._post(f"{batch_id}/leases", body).json()
+        end = time.time() + (0 if self.mistake == "lease shorter than an episode" else seconds)
+        over = any(each["expires_at"] <= end for each in reply["leases"])
+        if over and self.mistake != "report after the lease":
+            time.sleep(seconds)
+            return self._lease(batch_id, n, seconds)
         taken = {each["user"] for each in reply["leases"]}
         self.asked += taken
         self.users = [user for user in self.users if user not in taken]
@@ -158,6 +171,7 @@ class WrongClient:
     ) -> None:
         d = parse(signed.descriptor.encode()).descriptor
         plain = [self._encode(d, lease["slot"]) for lease in leases]
+        finals = {"no retry", "every 404 is final"}
         for attempt in range(3):
             again = attempt and self.mistake in {"redraws on a new key", "reseals on a retry"}
             if again and self.mistake == "redraws on a new key":
@@ -175,8 +189,19 @@ class WrongClient:
                     return
                 signed = self._signed(batch_id)
                 body = self._body(signed, leases, plain)
-            elif answer.status_code != 503 or self.mistake == "no retry":
+            elif answer.status_code == 200:
+                self._settle(batch_id, answer, leases)
                 return
+            elif self.mistake in finals:
+                return
+
+    def _settle(self, batch_id: str, answer: httpx.Response, leases: list[dict[str, Any]]) -> None:
+        """Serves the batch again if the shuffler refused a report for good."""
+        for lease, result in zip(leases, answer.json()["results"], strict=True):
+            if result["outcome"] not in {"accepted", "replayed"}:
+                self.done.discard(batch_id)
+                if self.mistake == "refused user asked again":
+                    self.users.insert(0, lease["user"])
 
     def _upload(self, batch_id: str, signed: SignedDescriptor, body: bytes) -> httpx.Response:
         used = key_id(bytes.fromhex(signed.batch_key))
@@ -210,7 +235,7 @@ class WrongClient:
 
     def _encode(self, d: BatchDescriptor, slot: int) -> np.typing.NDArray[np.integer[Any]]:
         """Returns a report's symbols, or its vector."""
-        layout, noise, episode = d.layout, d.to_noise(), self._episode(d)
+        layout, noise, episode = d.layout, d.batch_noise, self._episode(d)
         wrong = self.mistake
         if wrong == "step 0 for every step" and d.layer is not None:
             layout = CounterLayout(d.sizes, d.families, 0, d.support)
@@ -300,11 +325,16 @@ class WrongClient:
                 LABEL_MESSAGE if wrong == "mask with another label" else LABEL_MASK
             ) + digest
             masked = sums.mask(vector, private or os.urandom(32), analyzer, mask_info)
+            if wrong == "stream big-endian":
+                stream = np.frombuffer(masked[32:], vector.dtype) - vector
+                masked = masked[:32] + (vector + stream.byteswap()).tobytes()
             if wrong == "no mask":
                 masked = masked[:32] + vector.tobytes()
             return seal(batch_key, outer, masked)
         order = "little" if wrong == "little-endian" else "big"
         count, width = d.symbols.count, d.symbols.width
+        if wrong == "width of C - 1" and d.layout.counters == 256:
+            width, report = 1, report % 256
         parts = [int(i).to_bytes(width, order) for i in report]  # type: ignore[arg-type]
         if wrong == "bits in the other order":
             parts = [int(f"{part[0]:08b}"[::-1], 2).to_bytes(1, "big") for part in parts]

@@ -20,8 +20,7 @@ from riffle.experiments.per_episode import (
     run,
 )
 from riffle.experiments.regret import optimal_value, policy_value
-from riffle.node_client.environments.builtin import random_mdp
-from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from riffle.node_client.environments.tabular import TabularMDP, random_mdp, riverswim
 from tests.experiments.per_episode_oracle import learner_of, run_oracle, sample_episode
 
 compiled = pytest.mark.skipif(

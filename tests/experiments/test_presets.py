@@ -25,7 +25,7 @@ def test_an_environment_s_id_is_the_name_given_not_a_link_s_target(tmp_path: Pat
 def environment_of(reference: str) -> tuple[str, dict[str, object]]:
     """Returns the id and the parameters of a preset with this environment."""
     base = presets.preset("demo")
-    chosen = presets.customize(base, "sdp-pe", reference, parameters={}, constants={}, changes={})
+    chosen = presets.customize(base, "sdp-pe", reference, parameters={}, options={}, changes={})
     return chosen.spec.environment, dict(chosen.environment)
 
 
@@ -35,11 +35,11 @@ def environment_of(reference: str) -> tuple[str, dict[str, object]]:
 def test_auto_chooses_a_learner_by_the_sizes_and_says_why(environment: str, learner: str) -> None:
     base = presets.preset("demo")
     chosen = presets.customize(
-        base, presets.AUTO, environment, parameters={}, constants={}, changes={}
+        base, presets.AUTO, environment, parameters={}, options={}, changes={}
     )
     assert chosen.spec.learner == learner
     assert "state" in chosen.because
-    named = presets.customize(base, learner, environment, parameters={}, constants={}, changes={})
+    named = presets.customize(base, learner, environment, parameters={}, options={}, changes={})
     assert named.because == ""
     assert named.spec == chosen.spec
 

@@ -11,6 +11,7 @@ import pytest
 
 import riffle
 from riffle.common.protocol.errors import RiffleError
+from riffle.experiments import research
 from tests.examples.test_examples import EXAMPLES
 
 SCRIPT = """
@@ -161,3 +162,13 @@ def test_a_sweep_is_at_equal_privacy(tmp_path: Path) -> None:
     assert "Not private: pe." in sweep.table
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2 * (2 + 2 * 4)
     assert sweep.plot().get_axes()[0].get_title() == "shop"
+
+
+def test_two_learners_of_one_file_have_their_own_labels_and_results(tmp_path: Path) -> None:
+    body = "    def next_deployment(self):\n        return None\n"
+    text = "import riffle\n" + "".join(f"class {n}(riffle.OwnLearner):\n{body}" for n in "AB")
+    (tmp_path / "own.py").write_text(text)
+    both = [f"{tmp_path}/own.py:{name}" for name in "AB"]
+    figure = research.grid(shop(), both, 1.0, 500, "shuffle", 1e-5)
+    assert [curve.line.label for curve in figure.curves] == ["own.py:A", "own.py:B"]
+    assert len({run.key for run in figure.runs}) == 2

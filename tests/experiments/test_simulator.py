@@ -26,7 +26,7 @@ from riffle.common.mechanism.workflow import debias
 from riffle.coordinator.learning.learner import Deployment, Problem
 from riffle.coordinator.learning.planning import occupancy
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
-from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL
+from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL
 from riffle.experiments.regret import regret
 from riffle.experiments.simulator import (
     Mechanism,

@@ -20,14 +20,7 @@ from riffle.common.mechanism.randomness import SeededRandomness
 from riffle.common.mechanism.workflow import Symbols, encode
 from riffle.common.process.endpoint import read_answer
 from riffle.common.protocol import wire
-from riffle.common.protocol.descriptor import (
-    Document,
-    SignedDescriptor,
-    parse,
-    serialize,
-    sign_deposit,
-    verify_deposit,
-)
+from riffle.common.protocol.descriptor import Document, SignedDescriptor, parse, serialize
 from riffle.common.protocol.errors import LocalError, RemoteError, parse_retry_after
 from riffle.common.protocol.hpke import (
     KeyPair,
@@ -37,6 +30,7 @@ from riffle.common.protocol.hpke import (
     seal,
     seal_indices,
 )
+from riffle.common.protocol.signatures import sign_deposit, verify_deposit
 from riffle.common.protocol.verification import read_pins
 from riffle.common.server.at_rest import StorageCipher
 from riffle.coordinator.api.runs import _known_index, follow_events
@@ -48,7 +42,7 @@ from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import EVENT_STREAM, Operator
 from riffle.experiments.study import SeedResult
 from riffle.experiments.sweep import Row, Rows
-from riffle.node_client.environments.builtin import load_mdp
+from riffle.node_client.environments.tabular import load_mdp
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.store.vault import BatchSecret, Vault
 from tests.common.descriptors import ONE_MESSAGE, descriptor
@@ -209,7 +203,7 @@ def one_message(trust: Trust) -> Case:
     """What is inside a report of the workflows that send one message, as the analyzer reads it."""
     layout = CounterLayout(Sizes(3, 1, 1), "joint")
     size = Symbols.of(trust, layout).size
-    noise = descriptor(**ONE_MESSAGE[trust]).to_noise()
+    noise = descriptor(**ONE_MESSAGE[trust]).batch_noise
     valid = encode(layout, noise, Padding(1, 0), None, SeededRandomness.keyed(0, trust))
 
     def decode(plaintext: bytes) -> object:

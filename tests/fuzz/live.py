@@ -18,10 +18,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from riffle.common.process.workers import SPAWN
-from riffle.common.protocol.descriptor import Context, SignedDescriptor, batch_id, parse
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, parse
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.app import create_app as coordinator_app
-from riffle.node_client.episode import PreparedBatch, slot_report
-from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.node_client.episode import slot_report
+from riffle.node_client.sealing import SealKeys, seal_reports
 from riffle.shuffler.app import create_app as shuffler_app
 from riffle.shuffler.app import release_polls
 from tests.coordinator import world as coordinators
@@ -77,12 +78,12 @@ class Batch:
 
     def honest(self, environment: Any, slot: int = 0) -> bytes:
         """A sealed report as a deployed node makes it."""
-        plan = PreparedBatch.of(self.context.descriptor)
+        plan = self.context.descriptor
         return self.sealed(slot_report(plan, environment, slot)[1])
 
     def sealed(self, symbols: Any) -> bytes:
         """A sealed report of these L symbols."""
-        return seal_reports(self.keys, pack(np.asarray(symbols)))
+        return seal_reports(self.keys, np.asarray(symbols)[None])
 
 
 @dataclass

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from riffle.common.accounting import account
-from riffle.common.protocol.descriptor import batch_id, serialize, sign_deposit
+from riffle.common.protocol.descriptor import serialize
 from riffle.common.protocol.hpke import KeyPair, seal, seal_indices
+from riffle.common.protocol.signatures import batch_id, sign_deposit
 from riffle.common.protocol.verification import batch_event
 from riffle.common.server import service
 from riffle.node_client.environments.registry import make

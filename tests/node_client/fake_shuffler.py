@@ -20,15 +20,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from riffle.common.protocol.descriptor import (
-    BatchDescriptor,
-    Context,
-    SignedDescriptor,
-    key_id,
-    parse,
-)
+from riffle.common.protocol.descriptor import BatchDescriptor, Context, SignedDescriptor, parse
 from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.protocol.hpke import KeyPair, OpenError, open_histogram, open_sealed
+from riffle.common.protocol.signatures import key_id
 from riffle.common.protocol.wire import BATCH_KEY_HEADER, split_frames
 from tests.node_client import world
 

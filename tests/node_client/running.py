@@ -13,7 +13,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.node_client.environments.registry import make
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
-from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.node_client.sealing import SealKeys, seal_reports
 from riffle.node_client.settings import Credential
 from riffle.node_client.shuffler_client import Backoff, ShufflerClient
 from riffle.node_client.users import Users
@@ -46,7 +46,7 @@ def shuffler(nodes: int = 4, **settings: Any) -> FakeShuffler:
 
 
 async def in_thread(keys: SealKeys, messages: Ints) -> bytes:
-    return await asyncio.to_thread(seal_reports, keys, pack(messages))
+    return await asyncio.to_thread(seal_reports, keys, messages)
 
 
 def read_users(file: Path | None) -> dict[str, list[str]]:
@@ -67,7 +67,7 @@ async def serve(
     people: dict[str, list[str]] | None = None,
     file: Path | None = None,
     seal: Any = in_thread,
-    clock: Callable[[], float] = lambda: world.NOW,
+    clock: Callable[[], float] | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     pins: Callable[[], frozenset[str] | None] = lambda: None,
     users: Users | None = None,
@@ -88,7 +88,7 @@ async def serve(
         totals=totals,
         capacity=asyncio.Semaphore(3),
         test_entry=demands.test_entry,
-        clock=fake.clock,
+        clock=clock or fake.clock,
         monotonic=monotonic,
     )
     credentials = [Credential(node_id=name, token=f"token-{name}") for name in node_ids(nodes)]
@@ -100,7 +100,6 @@ async def serve(
         users_file=file,
         read_users=lambda: read_users(file),
         pins=pins,
-        clock=clock,
         pause=pause,
     )
 

@@ -13,7 +13,7 @@ from riffle import node_client
 from riffle.common.mechanism.counters import CounterLayout, Sizes, Support
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, play, reward_mean, run_episode, slot_report
+from riffle.node_client.episode import play, reward_mean, run_episode, slot_report
 from tests.node_client import world
 
 UNIT = (0.0, 1.0)
@@ -136,8 +136,7 @@ def test_an_episode_outside_the_support_is_reported_like_a_failed_one() -> None:
     possible = Support((0,), ((((0,), (0,)),) * 4,))
     for layer, slots in ((None, 2), (0, 1)):
         changes = {"support": possible, "layer": layer, "data_slots": slots}
-        descriptor = world.descriptor(**changes, test_seed=5)
-        batch = PreparedBatch.of(descriptor)
+        batch = world.descriptor(**changes, test_seed=5)
         for states, inside in (((0, 0, 0), True), ((0, 0, 1), False), ((1, 0, 0), False)):
             moves = [(state, 1.0, False) for state in states[1:]]
             environment = Scripted(*moves, start=states[0])

@@ -1,24 +1,29 @@
 """The personal ledger: the limit holds over races, crashes and older copies of the file."""
 
+import asyncio
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from riffle.common.accounting import repeated_user_guarantee
+from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.descriptor import Epoch
 from riffle.common.protocol.errors import LocalError
-from riffle.common.protocol.verification import batch_event
 from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
+from riffle.node_client.pipeline import Totals
+from riffle.node_client.sealing import SealKeys
 from riffle.node_client.users import Users
 from tests.deploy.cli.calls import document, riffle
-from tests.node_client import world
+from tests.node_client import running, world
 
 NODE, BETA = "aa" * 16, 0.01
 PEOPLE = [f"{i:032x}" for i in range(4)]
@@ -26,14 +31,14 @@ PEOPLE = [f"{i:032x}" for i in range(4)]
 
 def charge(number: int = 0, month: int = 0, **changes: object) -> Charge:
     descriptor = world.descriptor(deployment=number)
-    made = Charge.of(descriptor, b"\x07" * 32, batch_event(descriptor, 0.1))
-    return replace(made, epoch=Epoch(60 * month, 60 * month + 60), **changes)  # type: ignore[arg-type]
+    made = Charge.of(descriptor, b"\x07" * 32, Guarantee(5.0, BETA, 0.1))
+    return made.model_copy(update={"epoch": Epoch(60 * month, 60 * month + 60)} | changes)
 
 
 def spent(reports: int) -> float:
     event = charge().event
     assert event is not None
-    return repeated_user_guarantee([event] * reports, BETA).epsilon
+    return repeated_user_guarantee([event.event()] * reports, BETA).epsilon
 
 
 def ledger(folder: Path, reports: int = 2) -> PersonalLedger:
@@ -60,11 +65,53 @@ def test_a_person_is_charged_until_the_limit_and_not_beyond(tmp_path: Path) -> N
     assert history[PEOPLE[0]][0][1] == charge(0), "read as it was charged"
 
 
+def test_a_charge_is_synced_with_its_folder_before_anybody_is_asked(tmp_path: Path) -> None:
+    """A rollback journal lasts until its folder is synced: 3 is EXTRA."""
+    with ledger(tmp_path)._writing() as database:
+        found = [
+            database.execute(f"PRAGMA {of}").fetchone() for of in ("synchronous", "journal_mode")
+        ]
+    assert found == [(3,), ("delete",)]
+
+
 def test_a_person_is_charged_once_a_batch_and_a_seeded_batch_never(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     assert book.charge(PEOPLE[:1], charge()) == PEOPLE[:1]
     assert book.charge(PEOPLE[:1], charge()) == []
     assert book.charge(PEOPLE[:1], charge(1, event=None)) == []
+
+
+ELSEWHERE: dict[str, Any] = {
+    "run_id": "ab" * 16,
+    "shuffler_id": "shuffler-2",
+    "coordinator": "08" * 32,
+    "trust": "central",
+    "epoch": None,
+}
+
+
+@pytest.mark.parametrize("field", ELSEWHERE)
+def test_a_limit_is_one_over_runs_services_and_trust_models(tmp_path: Path, field: str) -> None:
+    book, other = ledger(tmp_path, 1), {field: ELSEWHERE[field]}
+    assert set(ELSEWHERE) == set(Charge.model_fields) - {"batch_id", "event"}
+    assert book.charge(PEOPLE[:1], charge()) == PEOPLE[:1]
+    assert book.affordable(PEOPLE[:2], charge(1, **other)) == PEOPLE[1:2]
+    assert book.charge(PEOPLE[:2], charge(1, **other)) == PEOPLE[1:2]
+
+
+def test_a_file_that_is_replaced_while_it_is_written_charges_nobody(tmp_path: Path) -> None:
+    book, copy = ledger(tmp_path), tmp_path / "copy"
+    book.check()
+    shutil.copy(book.file, copy)
+    fits = PersonalLedger._fits
+
+    def replaced(self: PersonalLedger, *args: Any) -> bool:
+        copy.replace(book.file)
+        return fits(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(LocalError, match="was replaced"):
+        patch.setattr(PersonalLedger, "_fits", replaced)
+        book.charge(PEOPLE[:1], charge())
 
 
 def test_what_did_not_leave_is_given_back(tmp_path: Path) -> None:
@@ -114,6 +161,13 @@ def test_a_process_that_dies_before_the_head_is_written_leaves_a_ledger_that_ope
 def test_a_damaged_ledger_and_one_of_another_version_are_refused(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     book.check()
+    for version, refusal in ((2, "has version 2"), (1, "")):
+        with closing(sqlite3.connect(book.file)) as database:
+            database.execute(f"PRAGMA user_version = {version}")
+        if refusal:
+            with pytest.raises(LocalError, match=refusal):
+                book.charge(PEOPLE, charge())
+    assert book.charge(PEOPLE, charge()) == PEOPLE, "nothing was changed"
     book.file.write_bytes(b"no database" * 100)
     with pytest.raises(LocalError, match="cannot use the ledger"):
         book.check()
@@ -174,6 +228,26 @@ def test_a_node_that_dies_before_the_report_leaves_its_charges(tmp_path: Path, a
     assert ledger(tmp_path, 9).affordable(PEOPLE, charge(99)) == left
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_charge_is_given_back_only_for_a_report_that_never_left(
+    tmp_path: Path, *, left: bool
+) -> None:
+    """A report that left may be stored, whatever the answer says."""
+    fake, totals = running.shuffler(1, lose_leases=True), Totals()
+    people = {running.node_ids(1)[0]: PEOPLE}
+    users = Users(tmp_path / "state", people, ledger=ledger(tmp_path))
+    fake.deposit(world.signed())
+
+    async def seal(keys: SealKeys, messages: Ints) -> bytes:
+        if messages.any() and not left:  # not the rehearsal
+            raise RuntimeError
+        return await running.in_thread(keys, messages)
+
+    until = lambda: bool(totals.refused)  # noqa: E731
+    asyncio.run(running.serve(fake, tmp_path, users=users, totals=totals, seal=seal, until=until))
+    assert len(ledger(tmp_path).histories()) == totals.refused["late"] == left
+
+
 # With the list of users
 
 
@@ -222,7 +296,7 @@ def test_the_owner_sees_what_people_have_spent(tmp_path: Path) -> None:
         (PEOPLE[0], spent(2), 2),
         (PEOPLE[1], spent(1), 1),
     ]
-    assert people[0]["batches"][1]["epoch_start"] == 60
+    assert people[0]["batches"][1]["epoch"]["start"] == 60
     assert PEOPLE[1] in riffle(*asked).stdout
     of_one = riffle(*asked, "--person", PEOPLE[0]).stdout
     assert charge(1).batch_id[:8] in of_one.replace("\n", "")

@@ -18,7 +18,7 @@ from riffle.common.mechanism import parameters
 from riffle.common.protocol.descriptor import parse, serialize
 from riffle.common.protocol.wire import Lease
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, slot_report
+from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Job, Pipeline, Totals
 from riffle.node_client.sealing import SealKeys
 from tests.node_client import world
@@ -46,7 +46,7 @@ def forged_job() -> Job:
     """A seeded batch, as if `trust` had accepted it."""
     context = parse(serialize(world.descriptor(test_seed=7)))
     keys = SealKeys.of(context, world.BATCH.public)
-    return Job(context.descriptor.batch_id, PreparedBatch.of(context.descriptor), keys)
+    return Job(context.descriptor, keys)
 
 
 def test_a_seeded_job_past_trust_stops_in_the_pipeline() -> None:
@@ -68,7 +68,7 @@ def test_a_seeded_job_past_trust_stops_in_the_pipeline() -> None:
 def test_seeding_every_global_generator_changes_nothing() -> None:
     """Two reports after the same global seeds are equal with probability below 2^-40."""
     plan, environment = (
-        PreparedBatch.of(world.descriptor()),
+        world.descriptor(),
         make("RiverSwim-v0", states=4, horizon=2),
     )
 
@@ -85,7 +85,7 @@ def test_noise_is_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """With os.urandom fixed everything a node draws is fixed: there is no other source."""
     monkeypatch.setattr(os, "urandom", lambda size: b"\x5a" * size)
     plan, environment = (
-        PreparedBatch.of(world.descriptor()),
+        world.descriptor(),
         make("RiverSwim-v0", states=4, horizon=2),
     )
     first, second = (slot_report(plan, environment, slot)[1].tolist() for slot in (0, 1))

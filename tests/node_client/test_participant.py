@@ -3,6 +3,8 @@
 import asyncio
 import heapq
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,15 +15,17 @@ import httpx
 import numpy as np
 import pytest
 
+from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.node_client import main as module
-from riffle.node_client.episode import PreparedBatch, encode_episode
-from riffle.node_client.episodes import UserLease
-from riffle.node_client.participant import Participant
-from riffle.node_client.users import opaque_id
+from riffle.node_client.episode import encode_episode
+from riffle.node_client.ledger import NAME, Limit, PersonalLedger
+from riffle.node_client.participant import Participant, UserLease
+from riffle.node_client.users import Users, opaque_id
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
 from tests.node_client.running import node_ids, shuffler
+from tests.node_client.test_ledger import spent
 
 KEY = b"k" * 32
 SEED = {"test_seed": 7}
@@ -99,7 +103,12 @@ class App:
 
     async def kill(self, participant: Participant) -> None:
         """Ends a participant as a killed process does: no task goes on, the files are let go."""
-        tasks = [*participant._watches, *participant._reports]
+        tasks = [
+            task
+            for held in participant._held.values()
+            for task in (held.timer, held.delivery)
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -145,7 +154,7 @@ def counts(fake: FakeShuffler) -> Any:
     """What the reports of the batch counted, without its noise, which is seeded by slot."""
     (batch,) = fake.batches.values()
     slots = [slot for key, (_, slot, _) in batch.leases.items() if key in batch.reports]
-    plan = PreparedBatch.of(batch.descriptor)
+    plan = batch.descriptor
     noise = [encode_episode(plan, None, slot, test_entry=True) for slot in slots]
     C = plan.layout.counters
     return batch.counts()[0][:C] - np.bincount(np.concatenate(noise), minlength=C + 1)[:C]
@@ -356,6 +365,11 @@ def test_a_sealed_report_is_on_disk_before_it_leaves_and_its_steps_are_not(app: 
     asyncio.run(go())
 
 
+def record(lease: UserLease, *steps: tuple[int, int, int]) -> None:
+    for number, state, after in steps:
+        lease.record(number, state, lease.act(number, state), 0.0, after)
+
+
 def refuse(app: App, act: Callable[[UserLease], object], **changes: Any) -> RiffleError:
     async def go() -> RiffleError:
         async with app.running(**changes) as participant:
@@ -376,6 +390,9 @@ def refuse(app: App, act: Callable[[UserLease], object], **changes: Any) -> Riff
         (lambda lease: lease.act(0, 4), "wrong-size", "states 0 to 3"),
         (lambda lease: lease.record(1, 0, 0, 0.0, 0), "wrong-state", "next step is 0"),
         (lambda lease: lease.record(0, 0, 1 - lease.act(0, 0), 0.0, 0), "wrong-state", "act"),
+        (lambda lease: record(lease, (1, 0, 0)), "wrong-state", "next step is 0"),
+        (lambda lease: record(lease, (0, 0, 1), (0, 0, 2)), "wrong-state", "step is 1"),
+        (lambda lease: record(lease, (0, 0, 1), (1, 2, 0)), "wrong-state", "led to"),
         (lambda lease: lease.record(0, 0, lease.act(0, 0), 1.5, 0), "wrong-size", "rewards"),
         (lambda lease: lease.record(0, 0, lease.act(0, 0), np.nan, 0), "wrong-size", "rewards"),
         (lambda lease: lease.record(0, 0, lease.act(0, 0), 0.0, 4), "wrong-size", "states"),
@@ -440,3 +457,257 @@ def test_an_app_is_told_what_is_wrong_with_its_settings(
         app.participant(**changes)
     assert caught.value.slug == "invalid-spec"
     assert says in caught.value.detail
+
+
+@pytest.mark.parametrize("user", ["", " ann", "ann ", "ann  b", "a" * 201, "\ud800", "a\nb"])
+def test_ids_that_could_make_one_person_two_are_refused(user: str, app: App) -> None:
+    async def go() -> None:
+        async with app.running() as participant:
+            with pytest.raises(LocalError, match="user's id") as caught:
+                await participant.lease(user)
+            assert caught.value.slug == "invalid-spec"
+
+    asyncio.run(go())
+
+
+def test_a_lease_that_the_app_no_longer_waits_for_is_returned_by_the_next_call(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = app.fake.deposit(world.signed())
+    marking, mark = threading.Event(), Users.mark_asked
+
+    def slow(*values: Any) -> object:
+        marking.set()
+        time.sleep(0.05)
+        return mark(*values)
+
+    async def go() -> None:
+        async with app.running() as participant:
+            monkeypatch.setattr(Users, "mark_asked", slow)
+            first = asyncio.create_task(participant.lease("ann"))
+            await asyncio.to_thread(marking.wait, 10)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            async with asyncio.timeout(10):
+                while not participant._held:
+                    await asyncio.sleep(0.001)
+            await whole(participant, "ann")
+
+    asyncio.run(go())
+    assert len(batch.reports) == 1
+
+
+# With the owner's ledger
+
+HOUR = 3_600
+
+
+def limited(app: App, reports: int = 1, **changes: Any) -> dict[str, Any]:
+    """Settings with a lifetime limit that lets a person into this many batches."""
+    limit = {"lifetime_epsilon": 1.0001 * spent(reports), "lifetime_beta": 1e-2}
+    return {"ledger_file": app.folder / "ledger.sqlite"} | limit | changes
+
+
+def charged(app: App, user: str) -> list[str]:
+    """The batches that a person was charged for."""
+    heads = HeadFolder(app.folder, NAME)
+    histories = PersonalLedger(app.folder / "ledger.sqlite", heads, Limit(1.0, 1e-2)).histories()
+    return [charge.batch_id for _, charge in histories.get(opaque_id(KEY, user), [])]
+
+
+def test_a_limit_is_refused_before_anything_leaves(app: App) -> None:
+    async def go() -> None:
+        app.fake.deposit(world.signed())
+        async with app.running(**limited(app)) as participant:
+            await whole(participant, "ann")
+        app.fake.batches.clear()
+        app.fake.deposit(world.signed(deployment=1))
+        sent = app.fake.requests["leases"]
+        # Another app of the owner, or the same one without its memory.
+        async with app.running(**limited(app, state_dir=app.folder / "new")) as participant:
+            with pytest.raises(LocalError, match="lifetime limit") as caught:
+                await participant.lease("ann")
+            assert caught.value.slug == "user-unavailable"
+            assert app.fake.requests["leases"] == sent
+            await whole(participant, "bob")
+
+    asyncio.run(go())
+    assert [len(charged(app, user)) for user in ("ann", "bob")] == [1, 1]
+
+
+@pytest.mark.parametrize("end", ["report", "give up", "time", "the shuffler is away"])
+def test_a_report_is_charged_before_the_episode_and_stays_charged(end: str, app: App) -> None:
+    batch = app.fake.deposit(world.signed(episode_seconds=HOUR))
+
+    async def go() -> None:
+        async with app.running(**limited(app)) as participant:
+            lease = await participant.lease("ann")
+            assert charged(app, "ann") == [batch.descriptor.batch_id]
+            play(lease, 1, play(lease, 0, 0))
+            if end == "report":
+                await lease.report()
+            elif end == "give up":
+                lease.give_up()
+            else:
+                if end != "time":
+                    app.fake.faults, app.fake.faulty = ["refused"] * 6, ""
+                await app.time.pass_by(2 * HOUR)
+            await quiet()
+        async with app.running(**limited(app)) as participant:
+            with pytest.raises(LocalError, match=r"asked before|over"):
+                await participant.lease("ann")
+
+    asyncio.run(go())
+    assert charged(app, "ann") == [batch.descriptor.batch_id]
+    assert len(batch.reports) == (end != "the shuffler is away")
+
+
+def test_an_app_that_dies_after_the_charge_sends_one_report_for_it(app: App) -> None:
+    batch = app.fake.deposit(world.signed(episode_seconds=HOUR))
+
+    async def go() -> None:
+        for _ in range(3):
+            participant = await app.participant(**limited(app)).__aenter__()
+            lease = await participant.lease("ann")
+            await app.kill(participant)
+        async with app.running(**limited(app)) as participant:
+            lease = await participant.lease("ann")
+            play(lease, 1, play(lease, 0, 0))
+            await lease.report()
+
+    asyncio.run(go())
+    assert charged(app, "ann") == [batch.descriptor.batch_id]
+    assert len(batch.reports) == len(batch.ends) == 1
+
+
+def test_an_app_that_dies_amid_the_charge_keeps_the_charge_and_sends_nothing(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = app.fake.deposit(world.signed(episode_seconds=HOUR))
+
+    async def go() -> None:
+        participant = await app.participant(**limited(app, 2)).__aenter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(PersonalLedger, "charge", dies_after(PersonalLedger.charge))
+            with pytest.raises(RuntimeError, match="killed"):
+                await participant.lease("ann")
+        await app.kill(participant)
+        async with app.running(**limited(app, 2)) as participant:
+            with pytest.raises(LocalError, match="charged for this batch before"):
+                await participant.lease("ann")
+            app.fake.batches.clear()
+            app.fake.deposit(world.signed(deployment=1))
+            await whole(participant, "ann")
+
+    asyncio.run(go())
+    assert len(charged(app, "ann")) == 2
+    assert not first.reports
+
+
+def dies_after(step: Callable[..., object]) -> Callable[..., object]:
+    def dying(*values: Any) -> object:
+        step(*values)
+        raise RuntimeError("killed")
+
+    return dying
+
+
+def test_apps_of_one_owner_that_race_do_not_pass_the_limit_together(app: App) -> None:
+    app.fake.deposit(world.signed())
+    app.fake.deposit(world.signed(deployment=1))
+
+    async def go() -> list[object]:
+        async with (
+            app.running(**limited(app)) as one,
+            app.running(**limited(app, state_dir=app.folder / "two")) as two,
+        ):
+            asked = (each.lease(f"person {n}") for n in range(4) for each in (one, two))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(go())
+    assert sum(isinstance(answer, UserLease) for answer in answers) == 4
+    assert [len(charged(app, f"person {n}")) for n in range(4)] == [1] * 4
+
+
+def test_an_older_copy_of_the_ledger_lets_nobody_take_part(app: App) -> None:
+    app.fake.deposit(world.signed())
+    file = app.folder / "ledger.sqlite"
+
+    async def go() -> None:
+        async with app.running(**limited(app)) as participant:
+            older = file.read_bytes()
+            await whole(participant, "ann")
+            file.write_bytes(older)
+            sent = app.fake.requests["leases"]
+            with pytest.raises(LocalError, match="older copy"):
+                await participant.lease("bob")
+            assert app.fake.requests["leases"] == sent
+        with pytest.raises(LocalError, match="older copy"):
+            await app.participant(**limited(app)).__aenter__()
+
+    asyncio.run(go())
+
+
+def test_a_person_takes_part_once_an_epoch_while_the_limit_allows_it(app: App) -> None:
+    settings = limited(app, 2, shortest_epoch_seconds=HOUR, max_batch_seconds=86_400)
+    epochs = {"epoch_seconds": HOUR}
+    end = world.NOW // HOUR * HOUR + HOUR - 1
+
+    async def go() -> None:
+        async with app.running(**settings) as participant:
+            for month, says in [(0, ""), (0, "asked before"), (1, ""), (2, "lifetime limit")]:
+                app.time.now = float(end + month * HOUR - 600)
+                app.fake.batches.clear()
+                app.fake.reported.clear()
+                number, close = next(numbers), end + month * HOUR
+                app.fake.deposit(world.signed(**epochs, deployment=number, expires_at=close))
+                if says:
+                    with pytest.raises(LocalError, match=says):
+                        await participant.lease("ann")
+                else:
+                    await whole(participant, "ann")
+
+    numbers = iter(range(9))
+    asyncio.run(go())
+    assert len(charged(app, "ann")) == 2
+
+
+def test_another_users_key_is_refused_because_everybody_would_be_new(app: App) -> None:
+    async def go() -> None:
+        async with app.running(**limited(app)):
+            pass
+        (app.folder / "users_key").write_text("0f" * 32)
+        with pytest.raises(LocalError, match=r"ledger\.sqlite was made with another users key"):
+            await app.participant(**limited(app, state_dir=app.folder / "new")).__aenter__()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("end", ["give up", "time"])
+def test_steps_leave_the_disk_and_stay_gone_while_the_shuffler_is_away(app: App, end: str) -> None:
+    """Also if the app is killed then: what it has left to send is noise."""
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=3_600))
+
+    async def go() -> None:
+        participant = await app.participant().__aenter__()
+        lease = await participant.lease("ann")
+        play(lease, 1, play(lease, 0, 0))
+        mark = steps_on_disk(lease)
+        assert mark in app.on_disk()
+        app.fake.faults, app.fake.faulty = ["503"] * 10_000, ""
+        if end == "give up":
+            lease.give_up()
+            assert mark not in app.on_disk(), "at once"
+        else:
+            await app.time.pass_by(lease.ends_at - app.time.now)
+        await app.kill(participant)
+        assert mark not in app.on_disk()
+        assert not batch.reports
+        app.fake.faults.clear()
+        async with app.running():
+            await app.time.pass_by(lease.ends_at - app.time.now + 1)
+            await quiet()
+
+    asyncio.run(go())
+    assert len(batch.reports) == 1
+    assert not counts(app.fake).any(), "noise only"

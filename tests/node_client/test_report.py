@@ -8,21 +8,22 @@ from scipy.stats import binomtest
 
 from riffle.common.mechanism import randomness, shuffle_model
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.node_client import episode as module
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, slot_randomness, slot_report
+from riffle.node_client.episode import slot_randomness, slot_report
 from riffle.node_client.trust import accept
 from tests.node_client import world
 from tests.node_client.running import Failing
 
-PLAN = PreparedBatch.of(world.descriptor())
-SEEDED = PreparedBatch.of(world.descriptor(test_seed=7))
+PLAN = world.descriptor()
+SEEDED = world.descriptor(test_seed=7)
 ENVIRONMENT = make("RiverSwim-v0", states=4, horizon=2)
 ALPHA = 1e-6
 
 
-def reports(plan: PreparedBatch, count: int, **options: bool) -> Any:
+def reports(plan: BatchDescriptor, count: int, **options: bool) -> Any:
     return [slot_report(plan, ENVIRONMENT, slot, **options) for slot in range(count)]
 
 
@@ -37,12 +38,7 @@ def test_a_failed_episode_has_noise_only() -> None:
     assert episode is None
     ones = [int((slot_report(PLAN, Failing(), 0)[1] < PLAN.layout.dummy).sum()) for _ in range(300)]
     total = PLAN.layout.counters * len(ones)
-    assert (
-        binomtest(
-            sum(ones), total, PLAN.descriptor.noise.p_numerator / 2**PLAN.descriptor.noise.p_log2
-        ).pvalue
-        > ALPHA
-    )
+    assert binomtest(sum(ones), total, PLAN.noise.p_numerator / 2**PLAN.noise.p_log2).pvalue > ALPHA
     assert messages.max() <= PLAN.layout.dummy
 
 
@@ -77,7 +73,7 @@ def test_seeded_draws_differ_by_run_batch_slot_and_purpose() -> None:
     other_run = world.descriptor(test_seed=7, run_id="ff" * 16)
     next_batch = world.descriptor(test_seed=7, deployment=1)
     other_seed = world.descriptor(test_seed=8)
-    base = SEEDED.descriptor
+    base = SEEDED
     keys: list[Any] = [
         (base, 0, "noise"),
         (base, 0, "policy"),
@@ -93,7 +89,7 @@ def test_seeded_draws_differ_by_run_batch_slot_and_purpose() -> None:
 
 def test_the_keyed_stream_is_the_published_one() -> None:
     """The simulator and other implementations rely on this key: seed; run, batch, slot, purpose."""
-    d = SEEDED.descriptor
+    d = SEEDED
     expected = SeededRandomness.keyed(7, d.run_id, d.batch_id, 3, "noise").read(32)
     assert slot_randomness(d, 3, "noise", test_entry=True).read(32) == expected
 
@@ -124,7 +120,7 @@ def test_no_seeded_generator_reaches_a_deployed_node(monkeypatch: pytest.MonkeyP
     assert len(reports(PLAN, 5)) == 5
     assert all(type(source) is SystemRandomness for source in seen)
     with pytest.raises(RemoteError, match="seeds noise"):
-        accept(world.signed(test_seed=7), SEEDED.descriptor.batch_id, world.demands(), world.NOW)
+        accept(world.signed(test_seed=7), SEEDED.batch_id, world.demands(), world.NOW)
     with pytest.raises(LocalError, match="seeded"):
         slot_report(SEEDED, ENVIRONMENT, 0)
     with pytest.raises(AssertionError, match="seeded generator"):  # the trap itself works

@@ -15,9 +15,10 @@ import pytest
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, slot_report
+from riffle.node_client.episode import slot_report
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.runner import request_size
 from riffle.node_client.sealing import SealKeys
@@ -100,6 +101,36 @@ def test_reports_are_sealed_again_to_the_batchs_present_key(tmp_path: Path) -> N
     assert fake.requests["descriptor"] > 1
 
 
+OTHER_DESCRIPTORS: dict[str, dict[str, Any]] = {
+    "run": {"run_id": "ab" * 16},
+    "batch": {"expires_at": world.EXPIRES - 60},
+    "trust": world.CENTRAL,
+}
+
+
+@pytest.mark.parametrize("fault", ["key", "coordinator", *OTHER_DESCRIPTORS])
+def test_a_descriptor_that_is_fetched_again_is_checked_again(tmp_path: Path, fault: str) -> None:
+    """No report is sealed for another batch, or to a key that the shuffler did not sign."""
+    fake, totals = shuffler(), Totals()
+    batch, sealed_to = fake.deposit(world.signed()), set[bytes]()
+    first, signed = batch.key, batch.signed
+
+    async def seal(keys: SealKeys, messages: Ints) -> bytes:
+        if sealed_to and batch.key == first:  # after the rehearsal
+            batch.key = KeyPair.generate()
+            data = world.signed(**OTHER_DESCRIPTORS.get(fault, {})).descriptor.encode()
+            signer = world.STRANGER if fault == "coordinator" else world.COORDINATOR
+            batch.signed = world.sign(data, coordinator=signer, batch_key=batch.key.public)
+            if fault == "key":
+                key = {"batch_key": batch.key.public.hex()}
+                batch.signed = signed.model_copy(update=key)
+        sealed_to.add(keys.batch_key)
+        return await in_thread(keys, messages)
+
+    asyncio.run(serve(fake, tmp_path, seal=seal, until=lambda: bool(totals.refused), totals=totals))
+    assert (totals.accepted, sealed_to) == (0, {first.public})
+
+
 def test_a_batch_whose_key_is_not_pinned_waits_for_the_pin(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,9 +163,10 @@ def test_faults_of_other_requests_only_delay(
 
 @pytest.mark.parametrize("call", ["/batches", world.descriptor().batch_id, "/leases", "/reports"])
 def test_foreign_answers_end_nothing_and_cost_no_person(call: str, tmp_path: Path) -> None:
-    fake = shuffler(faults=list(FOREIGN), faulty=call)
+    """One node: of several, those with answers could take the slots that another still holds."""
+    fake = shuffler(1, faults=list(FOREIGN), faulty=call)
     batch = fake.deposit(world.signed())
-    totals, runner = asyncio.run(serve(fake, tmp_path))
+    totals, runner = asyncio.run(serve(fake, tmp_path, nodes=1))
     assert fake.faults == []
     assert totals.episodes == totals.accepted == world.N == len(batch.reports)
     assert len(batch.ends) == world.N, "no slot was taken twice"
@@ -182,7 +214,7 @@ def test_seeded_counts_do_not_depend_on_the_serving_node(tmp_path: Path) -> None
         asyncio.run(serve(fake, state, nodes=nodes, test_entry=True, loopback=True))
         return batch.counts()[0]
 
-    plan = PreparedBatch.of(world.descriptor(test_seed=11))
+    plan = world.descriptor(test_seed=11)
     environment = make("RiverSwim-v0", states=4, horizon=2)
     rows = [slot_report(plan, environment, i, test_entry=True)[1] for i in range(world.N)]
     expected = np.bincount(np.concatenate(rows), minlength=plan.layout.counters + 1)

@@ -16,7 +16,6 @@ from riffle.node_client.sealing import (
     TASK_MESSAGES,
     SealingPool,
     SealKeys,
-    pack,
     seal_reports,
     whole_reports,
 )
@@ -38,7 +37,7 @@ def opened(sealed: bytes) -> list[bytes]:
 
 
 def test_reports_open_to_their_messages() -> None:
-    sealed = seal_reports(KEYS, pack(MESSAGES))
+    sealed = seal_reports(KEYS, MESSAGES)
     assert len(sealed) == 3 * CONTEXT.descriptor.report_bytes
     layout = CONTEXT.descriptor.layout
     for report, expected in zip(opened(sealed), MESSAGES, strict=True):
@@ -75,14 +74,14 @@ def test_masked_reports_add_up_to_their_vectors_under_keys_of_their_own() -> Non
 
 def test_no_two_ciphertexts_are_equal() -> None:
     size = CONTEXT.descriptor.message_bytes
-    report = opened(seal_reports(KEYS, pack(np.zeros((1, L), dtype=np.int64))))[0]
+    report = opened(seal_reports(KEYS, np.zeros((1, L), dtype=np.int64)))[0]
     messages = {report[i : i + size] for i in range(0, len(report), size)}
     assert len(messages) == L
 
 
 def test_seals_are_bound_to_the_descriptor() -> None:
     other = parse(serialize(world.descriptor(deployment=1)))
-    sealed = seal_reports(SealKeys.of(other, world.BATCH.public), pack(MESSAGES[:1]))
+    sealed = seal_reports(SealKeys.of(other, world.BATCH.public), MESSAGES[:1])
     with pytest.raises(OpenError):
         opened(sealed)
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 
 from riffle.common.mechanism.counters import Sizes, Support
 from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.protocol.descriptor import SignedDescriptor, serialize, sign_deposit
+from riffle.common.protocol.descriptor import SignedDescriptor, serialize
 from riffle.common.protocol.errors import RemoteError
-from riffle.node_client.environments.builtin import random_mdp
-from riffle.node_client.environments.tabular import Declaration, riverswim
-from riffle.node_client.trust import accept, check_expiry
+from riffle.common.protocol.signatures import sign_deposit
+from riffle.common.protocol.verification import check_expiry
+from riffle.node_client.environments.tabular import Declaration, random_mdp, riverswim
+from riffle.node_client.trust import accept
 from tests.node_client import world
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "trust.json").read_text())
@@ -130,3 +132,36 @@ def test_steps_are_not_declared_alike_where_they_differ(alike: bool | None, refu
     accept(world.signed(), batch_id, demands, world.NOW)
     with pytest.raises(RemoteError, match="differ") if refused else nullcontext():
         accept(world.signed(homogeneous=True), batch_id, demands, world.NOW)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "another shuffler": ({"shuffler_id": "shuffler-2"}, {}, "wrong-recipient"),
+    "expired": ({"expires_at": world.NOW}, {}, "late"),
+    "open too long": ({}, {"max_seconds": 0}, "wrong-size"),
+    "long episodes": ({"episode_seconds": 9}, {"max_episode_seconds": 8}, "wrong-size"),
+    "trust model": ({}, {"trust_models": ()}, "trust-refused"),
+    "aggregation": ({}, {"aggregations": ()}, "trust-refused"),
+    "epochs": ({"epoch_seconds": 3_600}, {"shortest_epoch": 3_601}, "epoch-refused"),
+    "a key that is not pinned": ({}, {"analyzer_keys": frozenset({"ab" * 32})}, "outdated-key"),
+    "another environment": ({"environment": "other"}, {}, "wrong-recipient"),
+    "other sizes": ({}, {"sizes": Sizes(9, 2, 2)}, "wrong-size"),
+    "rewards": ({}, {"reward_range": (-9.0, 9.0)}, "wrong-size"),
+    "seeded noise": ({"test_seed": 7}, {"test_entry": False}, "test-entry-refused"),
+    "seeded noise off loopback": ({"test_seed": 7}, {"loopback": False}, "test-entry-refused"),
+    "owner's share": ({}, {"max_owner_share": 0.01}, "weak-guarantee"),
+    "epsilon": ({}, {"required": Guarantee(1e-3, 1e-2, 0.0)}, "weak-guarantee"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_rule_holds_for_every_kind_of_batch(fault: str) -> None:
+    """Sums, epochs and other trust models too: each valid vector is refused with this one fault."""
+    spoiled, wanted, slug = FAULTS[fault]
+    valid = [vector for vector in VECTORS if vector["expect"] == "accepted"]
+    assert {vector.get("descriptor", {}).get("aggregation") for vector in valid} == {None, "sums"}
+    for vector in valid:
+        changed = vector | {"descriptor": vector.get("descriptor", {}) | spoiled}
+        signed, owner = signed_of(changed), replace(demands_of(vector), **wanted)
+        with pytest.raises(RemoteError) as caught:
+            accept(signed, json.loads(signed.descriptor)["batch_id"], owner, world.NOW)
+        assert caught.value.slug == slug, vector["name"]

@@ -10,6 +10,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.node_client.users import FILE_NAME, Users, opaque_id
 
 NODE, OTHER = "aa" * 16, "bb" * 16
+DURABLE = {"journal_mode": "wal", "synchronous": 2, "secure_delete": 1, "locking_mode": "exclusive"}
 
 
 def count_asked(users: Users, node: str) -> int:
@@ -25,6 +26,13 @@ def test_users_are_invented_as_needed_and_kept(tmp_path: Path) -> None:
     assert set(users.next_users(NODE, 5)) > set(first)
     assert not set(users.next_users(OTHER, 5)) & set(users.next_users(NODE, 5))
     users.close()
+
+
+def test_the_file_syncs_each_commit_and_overwrites_what_it_deletes(tmp_path: Path) -> None:
+    users = Users(tmp_path, None)
+    found = {name: users._rows(f"PRAGMA {name}", ())[0][0] for name in DURABLE}
+    users.close()
+    assert found == DURABLE
 
 
 def test_nobody_is_asked_twice_after_a_restart(tmp_path: Path) -> None:
@@ -133,15 +141,16 @@ def test_a_failed_write_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
     users.close()
 
 
-def test_an_opaque_id_needs_the_owners_key() -> None:
+@pytest.mark.parametrize("user", ["ann@example.org", "ab" * 16, "7", "\u00e5nn", "x" * 200])
+def test_an_opaque_id_needs_the_owners_key(user: str) -> None:
     """HMAC-SHA256, checked by its definition (RFC 2104), so that other nodes can agree."""
-    key, message = bytes(range(32)), b"riffle v1 user\0ann@example.org"
+    key, message = bytes(range(32)), b"riffle v1 user\0" + user.encode()
     pads = (bytes(b ^ pad for b in key.ljust(64, b"\0")) for pad in (0x36, 0x5C))
     inner, outer = pads
     digest = hashlib.sha256(outer + hashlib.sha256(inner + message).digest()).hexdigest()
-    assert opaque_id(key, "ann@example.org") == digest[:32]
-    assert opaque_id(bytes(32), "ann@example.org") != digest[:32]
-    assert opaque_id(key, "Ann@example.org") != digest[:32]
+    assert opaque_id(key, user) == digest[:32]
+    assert opaque_id(bytes(32), user) != digest[:32]
+    assert opaque_id(key, user.capitalize() + "x") != digest[:32]
 
 
 def test_a_file_keeps_its_key(tmp_path: Path) -> None:

@@ -6,16 +6,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.protocol.descriptor import (
-    BatchDescriptor,
-    SignedDescriptor,
-    batch_id,
-    countersign,
-    parse,
-    serialize,
-    sign_deposit,
-)
+from riffle.common.protocol.descriptor import BatchDescriptor, SignedDescriptor, parse, serialize
 from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.signatures import batch_id, countersign, sign_deposit
 from riffle.node_client.trust import Demands
 
 RUN_ID = "00112233445566778899aabbccddeeff"
@@ -112,5 +105,6 @@ def demands(**changes: Any) -> Demands:
         "environment": "RiverSwim-v0",
         "sizes": SIZES,
         "reward_range": (0.0, 1.0),
+        "max_episode_seconds": 15 * 86_400,
     }
     return Demands(**(valid | changes))

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from riffle.coordinator.app import prepare_directory
+from riffle.coordinator.batches.counts import CountCheck
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import TrueValues, follow
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
@@ -40,6 +41,8 @@ SMALL = {
     "beta": 1e-5,
 }
 RUNS, LONG = 49, 1200
+CHECKS = {0: CountCheck("start", 1.25, 0.5), 2: CountCheck("total", -9.75, 1e-12)}
+"""What the checks of a seeded run's counts found: batch 0 is plausible, 1 unchecked, 2 marked."""
 SECONDS = 60  # a page is given, on a busy machine
 Open = Callable[..., Page]
 
@@ -66,6 +69,7 @@ def network(
     data.parent.mkdir()
     prepare_directory(data)
     url = f"sqlite:///{data / 'coordinator.sqlite'}"
+    seed(url, runs=1, deployments=3, name="doubtful", checks=CHECKS)
     seed(url, runs=RUNS, deployments=8)
     seed(url, runs=1, deployments=LONG, name="long", enumerated=False)
     environment: dict[str, Parameter] = {"states": 3, "horizon": 2}

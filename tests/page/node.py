@@ -17,7 +17,7 @@ from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import OVERHEAD, seal
 from riffle.common.protocol.wire import OCTETS, LeaseReply, LeaseRequest, UploadReply, frame
 from riffle.deploy.network.loopback import LoopbackNetwork
-from riffle.node_client.sealing import SealKeys, pack, seal_reports
+from riffle.node_client.sealing import SealKeys, seal_reports
 
 
 class HandNode:
@@ -48,7 +48,7 @@ class HandNode:
     def report(self) -> bytes:
         """A sealed report of dummies."""
         dummies = np.full(self._keys.messages, self._context.descriptor.layout.counters)
-        return seal_reports(self._keys, pack(dummies))
+        return seal_reports(self._keys, dummies[None])
 
     def garbled(self) -> bytes:
         """A report of the right size whose messages nobody can open."""

@@ -5,8 +5,10 @@ Only the page's load is of interest: every deployment shares one real descriptor
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from sqlalchemy import Table, insert
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.descriptor import parse
+from riffle.coordinator.batches.counts import CountCheck
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learners.registry import problem
 from riffle.coordinator.learning.learner import Deployment
@@ -22,6 +25,7 @@ from riffle.coordinator.store import schema
 
 EPOCH = 1_750_000_000.0
 STAGE = 25
+SINGLE = 11  # the stage after which one policy is left
 LONGEST = 10_000
 LAST_EVENT = 1_000_000
 """Number of the event that ends a seeded run."""
@@ -50,14 +54,18 @@ def seed(
     *,
     name: str = "nightly",
     enumerated: bool = True,
+    checks: Mapping[int, CountCheck] = MappingProxyType({}),
 ) -> None:
-    """Write ``runs`` finished runs of one spec, each of so many deployments of n episodes."""
+    """Write ``runs`` finished runs of one spec, each of so many deployments of n episodes.
+
+    ``checks`` has what the check of its counts found, by deployment.
+    """
     engine = schema.open_store(url)
     spec = RunSpec.model_validate({**SPEC, "name": name, "episodes": n * deployments})
     data = descriptor(spec, n)
     with engine.begin() as connection:
         for run in range(runs):
-            one = Seeded(spec, run, deployments, n, data, enumerated=enumerated)
+            one = Seeded(spec, run, deployments, n, data, enumerated=enumerated, checks=checks)
             for table, rows in one.tables():
                 connection.execute(insert(table), rows)
             over = {"run_id": one.id, "kind": "run_finished", "at": one.start, "data": "{}"}
@@ -79,8 +87,17 @@ class Seeded:
     """One seeded run."""
 
     def __init__(
-        self, spec: RunSpec, run: int, deployments: int, n: int, data: bytes, *, enumerated: bool
+        self,
+        spec: RunSpec,
+        run: int,
+        deployments: int,
+        n: int,
+        data: bytes,
+        *,
+        enumerated: bool,
+        checks: Mapping[int, CountCheck] = MappingProxyType({}),
     ) -> None:
+        self.checks = checks
         self.id, self.spec, self.n, self.data = seeded_id(run, spec.name), spec, n, data
         self.enumerated = enumerated
         self.messages = parse(data).descriptor.padding.messages
@@ -90,8 +107,15 @@ class Seeded:
 
     def tables(self) -> Iterator[tuple[Table, Rows]]:
         """Rows in the order that foreign keys ask for."""
-        active = 3 if self.enumerated else None
-        summary = {"policy": self._policy(9), "value_estimate": 0.47, "active": active, "stage": 4}
+        last = self.deployments // STAGE
+        active = self._stage(last)["active_after"] if last else None
+        summary = {
+            "policy": self._policy(last),
+            "value_estimate": 0.47,
+            "radius": self._stage(last)["radius"] if last else None,
+            "active": active,
+            "stage": last,
+        }
         end = self.start + 60 * self.deployments
         run = {"id": self.id, "spec": self.spec.model_dump_json(), "state": "finished"}
         times = {"message": "", "trouble": "", "created_at": self.start, "ended_at": end}
@@ -119,6 +143,7 @@ class Seeded:
         )
 
     def _policy(self, stage: int) -> list[list[int]]:
+        stage = min(stage, SINGLE) if self.enumerated else stage
         return [[int((h + x + stage) % 3 > 0) for x in range(4)] for h in range(6)]
 
     def _deployment(self, i: int) -> dict[str, Any]:
@@ -155,7 +180,12 @@ class Seeded:
             "opened": self.messages * self.n,
             "failed": 0,
             "recorded_at": self.start + 60 * i + 50,
+            **dict.fromkeys(("test", "deviation", "chance")),
+            **self._check(i),
         }
+
+    def _check(self, i: int) -> dict[str, Any]:
+        return asdict(self.checks[i]) if i in self.checks else {}
 
     def _events(self, i: int) -> Iterator[dict[str, Any]]:
         at = self.start + 60 * i
@@ -167,6 +197,8 @@ class Seeded:
         spent = {"epsilon": 0.9999, "beta": 1e-5, "dishonest": 0}
         value = {"value": float(self.values[i] + 0.05 * self.noise[i]), "radius": 0.3}
         sent = {"index": i, "n": self.n, "messages": self.messages * self.n, "failed": 0}
+        if i in self.checks:
+            sent |= self._check(i) | {"suspicious": self.checks[i].suspicious}
         yield self._event("batch_counted", at + 50, {**sent, **spent, **value})
         if i % STAGE == STAGE - 1:
             yield self._event("stage_finished", at + 50, self._stage(1 + i // STAGE))
@@ -180,13 +212,13 @@ class Seeded:
         return {
             "stage": stage,
             "L_b": STAGE * self.n,
-            "episodes": STAGE * self.n * stage,
+            "episodes": STAGE * self.n,
             "active_before": before if self.enumerated else None,
             "active_after": after if self.enumerated else None,
             "eliminated": before - after if self.enumerated else None,
-            "decisions_eliminated": min(48, 6 * stage),
-            "radius": 0.3 / stage,
-            "best_value": 0.45,
+            "decisions_eliminated": min(24, 6 * stage),
+            "radius": max(0.3 / stage, 0.01),
+            "best_value": 0.47,
             "E": 100.0,
             "infrequent": 0.1,
             "coverage_gap": 0.01,

@@ -19,7 +19,6 @@ HEADERS = {
     ],
     "regret": ["episodes executed", "regret of this run", *BAND, "ceiling, V* K"],
     "truth": ["episodes executed", "value in this run", *BAND, "optimal value V*"],
-    "active": ["stage", "active policies"],
     "rate": ["batch", "messages/s"],
 }
 
@@ -38,10 +37,6 @@ def answers(operator: Operator, small: Run) -> dict[str, Rows]:
         "value": value,
         "regret": [[x, regret, *none, x * truth["optimal_value"]] for x, regret, _ in said],
         "truth": [[x, true, *none, truth["optimal_value"]] for x, _, true in said],
-        "active": [
-            [0, stages[0]["active_before"]],
-            *([one["stage"], one["active_after"]] for one in stages),
-        ],
         "rate": rates(operator, run),
     }
 

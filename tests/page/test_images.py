@@ -142,6 +142,8 @@ def test_a_picture_is_taken(
         drawn(page, band)
     elif what == "hand":
         filling(page)
+    else:
+        expect(page.locator("table.runs tbody tr").first).to_be_visible()
     folder = Path(FOLDER or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=folder / f"page-{name}.png")
@@ -167,20 +169,25 @@ def standing_still(network: LoopbackNetwork) -> Iterator[None]:
 
 
 def shoot(browser: Browser, network: LoopbackNetwork, name: str, run: str) -> None:
-    """Takes a run's pictures, in both widths and both colour schemes."""
+    """Takes a run's pictures at one time, in both widths and both colour schemes."""
+    pages = {}
     for width, scheme in product((1280, 400), ("light", "dark")):
         context = browser.new_context(
             color_scheme=scheme,  # type: ignore[arg-type]
-            viewport={"width": width, "height": 900},
+            viewport={"width": width, "height": 800},
         )
-        page = context.new_page()
+        page = pages[f"{name}-{width}-{scheme}"] = context.new_page()
         page.goto(f"{network.coordinator_url}/" + (f"#/runs/{run}" if run else ""))
         page.get_by_label("Operator's token").fill(network.operator_token)
         page.get_by_role("button", name="Enter").click()
         expect(page.get_by_role("heading", level=1)).to_be_visible()
-        page.wait_for_timeout(4000)
-        page.screenshot(path=Path(SHOTS or "") / f"{name}-{width}-{scheme}.png", full_page=True)
-        context.close()
+        if run:
+            expect(page.locator("#figures")).to_contain_text("Privacy")
+    page.wait_for_timeout(5000)
+    for file, page in pages.items():
+        page.mouse.move(0, 0)  # so that no row is highlighted
+        page.screenshot(path=Path(SHOTS or "") / f"{file}.png", full_page=True)
+        page.context.close()
 
 
 @pytest.mark.skipif(SHOTS is None, reason="RIFFLE_PAGE_SHOTS names no folder")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,17 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from riffle.deploy.network.loopback import LoopbackNetwork
 from riffle.deploy.operator import Operator
-from tests.page.conftest import LONG, RUNS, Open, Watch
+from tests.page.conftest import LONG, RUNS, SMALL, Open, Watch
 from tests.page.seed import seeded_id
 
 Run = dict[str, Any]
 CHARTS = ("regret", "truth", "rate")
-FLAT = ("value", "active")
-"""Charts of the small run that have too few points for a picture."""
+FLAT = ("value",)
+"""A chart of the small run that has too few points for a picture."""
 
 
 def card(page: Page, name: str) -> Locator:
     return page.get_by_role("region", name=name, exact=True)
-
-
-def figure(page: Page, name: str) -> Locator:
-    """The value of a key figure."""
-    return page.locator(".facts > div", has=page.get_by_text(name, exact=True)).locator("dd").first
 
 
 def cells(table: Locator) -> list[list[str]]:
@@ -79,6 +75,16 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     page.keyboard.type("riverswim small")
     expect(rows).to_have_count(1)
     expect(page.get_by_text(f"1 of {len(known)} runs")).to_be_visible()
+    known_run = operator.run(small["id"])
+    worth, radius = known_run["value_estimate"], known_run["radius"]
+    settled = radius < worth
+    answer, sure, step = rows.first.locator("td").all_inner_texts()[1:]
+    assert answer.startswith("A policy" if settled else "A guess: a policy")
+    if settled:
+        assert sure == "Not checked here: its page says."
+    bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
+    assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
+    assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
     page.keyboard.press("Tab")  # the table's frame scrolls by arrow keys
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -96,15 +102,20 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
 def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, small: Run) -> None:
     page = opened(small["id"])
     result, truth = operator.result(small["id"]), operator.true_values(small["id"])
-    expect(figure(page, "Episodes counted")).to_have_text("600")
-    expect(figure(page, "Messages opened")).to_have_text(f"{result['messages_counted']:,}")
-    expect(figure(page, "Privacy spent, \u03b5")).to_have_text(f"{result['epsilon']:.4g}")
-    expect(figure(page, "Regret, exact")).to_have_text(re.compile(r"^\d"))
-    shown = float(figure(page, "Regret, exact").inner_text().replace(",", ""))
-    assert shown == pytest.approx(truth["regret"][-1], rel=1e-3)
+    expect(page.locator("#figures")).to_contain_text("600 of 600 counted (100 %)")
+    expect(page.locator("#speed")).to_contain_text(f"{result['messages_counted']:,} messages")
+    spent = f"Spent by each user who reported: \u03b5 = {result['epsilon']:.4g}."
+    expect(page.locator("#figures")).to_contain_text(spent)
+    sentence = page.locator("#regret-chart-text")
+    expect(sentence).to_contain_text(re.compile(r"regret \d"))
+    shown = re.search(r"regret ([\d.,]+) of", sentence.inner_text())
+    assert shown
+    assert float(shown[1].replace(",", "")) == pytest.approx(truth["regret"][-1], rel=1e-3)
     expect(page.locator("#run-state")).to_have_text("finished")
     expect(page.locator(".about")).to_contain_text("sdp-pe \u00b7 trust model shuffle \u00b7")
-    expect(card(page, "Privacy")).to_contain_text("within the budget")
+    promise = f"Promised to every user: at most \u03b5 = {SMALL['epsilon']:g} "
+    expect(page.locator("#figures")).to_contain_text(promise)
+    expect(page.locator("#answer").get_by_role("alert")).to_be_hidden()
     expect(card(page, "Regret and true value (simulated)")).to_contain_text("read by no learner")
     expect(card(page, "Throughput")).to_contain_text("messages/s.")
     expect(card(page, "Throughput")).to_contain_text("acknowledging")
@@ -117,15 +128,27 @@ def test_the_answer_leads_with_its_radius_and_the_next_step(
     page, last = opened(small["id"]), operator.stages(small["id"])[-1]
     best, radius = last["best_value"], last["radius"]
     card = page.locator("#answer")
-    kind = "Learned" if radius < best else "A guess, not settled"
-    expect(card.get_by_role("heading")).to_contain_text(f"{kind}: a policy that earns an estimated")
-    shown = re.search(r"estimated ([\d.]+)", card.get_by_role("heading").inner_text())
-    assert shown and float(shown[1]) == pytest.approx(best, rel=0.01)
-    said = card.locator("#sure").inner_text()
-    bound = re.match(r"With 95 % confidence, no policy is better by more than ([\d.]+)\. ", said)
-    assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
-    step = "Use the policy below" if radius < best else "Run again with more episodes"
-    expect(card.locator("#next")).to_contain_text(f"Next: {step}")
+    estimate, highest = best, operator.true_values(small["id"])["optimal_value"]
+    settled = radius < (best := min(best, highest))
+    assert card.locator("dt").all_inner_texts() == ["Answer", "How sure", "Next"]
+    kind = "Learned: a policy that earns" if settled else "A guess: a policy that may earn"
+    expect(card.get_by_role("heading")).to_contain_text(kind)
+    grade = "Quite" if settled else "Not"
+    expect(card.locator("#sure")).to_contain_text(f"{grade} sure: with probability 95 %")
+    text = f"{card.get_by_role('heading').inner_text()} {card.locator('#sure').inner_text()}"
+    if cut := settled and estimate > highest:
+        assert f"between {best - radius:.3g} and {best:.3g} an episode" in text
+    else:
+        bound = re.search(r"over ([\d.]+) more", text)
+        assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
+    worth = f"The {best:.3g} is an estimate" if settled else f"seems to earn, {best:.3g}."
+    worth = f"The best policy earns {best:.3g}" if cut else worth
+    expect(card.locator("#sure")).to_contain_text(worth)
+    step = "Use the policy" if settled else "Start a new run with more episodes"
+    expect(card.locator("#next")).to_contain_text(step)
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Download the policy").click()
+    assert json.loads(started.value.path().read_text()) == last["policy"]
 
 
 def test_events_during_the_drawing_of_cards_are_shown_too(
@@ -152,7 +175,7 @@ def test_events_during_the_drawing_of_cards_are_shown_too(
     for route in list(results):
         route.continue_()
     counted = operator.result(small["id"])["messages_counted"]
-    expect(figure(page, "Messages opened")).to_have_text(f"{counted:,}")
+    expect(page.locator("#speed")).to_contain_text(f"{counted:,} messages opened")
 
 
 def test_stages_policy_and_batches_of_a_run(opened: Open, operator: Operator, small: Run) -> None:
@@ -161,7 +184,7 @@ def test_stages_policy_and_batches_of_a_run(opened: Open, operator: Operator, sm
     table = card(page, "Stages").locator("#stages-table")
     expect(table.locator("tbody tr")).to_have_count(len(stages))
     assert [row[3] for row in cells(table)] == [f"{one['active_after']:,}" for one in stages[::-1]]
-    expect(card(page, "Stages").locator("#active-chart-text")).to_contain_text("policies are left")
+    expect(card(page, "Stages")).to_contain_text("policies are left")
     picture = page.get_by_role("img", name="best policy")
     actions = [str(action) for row in stages[-1]["policy"] for action in row]
     expect(picture.locator("text.action")).to_have_text(actions)
@@ -306,9 +329,10 @@ def test_a_policy_is_deployed_by_hand_and_seen_counted(
     form.get_by_role("button", name="Deploy").click()
     expect(form.get_by_role("status")).to_contain_text("Not deployed: 0 of 500 episodes")
     expect(page.locator("#next")).to_have_text(
-        "Next: Deploy a policy below: 500 episodes are left."
+        "Deploy a policy under Deploy by hand. 500 episodes are left."
     )
-    expect(page.locator("#answer-title")).to_have_text("No answer yet")
+    expect(page.locator("#answer-title")).to_have_text("None yet")
+    expect(page.locator("#sure")).to_have_text("Not known yet, because no batch is counted.")
     form.get_by_role("button", name="All 1").click()
     form.get_by_label("action at step 1 in state 2").select_option("0")
     form.get_by_label("Episodes, n").fill("120")
@@ -318,12 +342,17 @@ def test_a_policy_is_deployed_by_hand_and_seen_counted(
     expect(row).to_contain_text("counted")  # by itself: nothing is reloaded
     expect(page.locator("#news")).to_contain_text("Batch 0 counted: 120 reports.")
     expect(row.locator("td").last).to_have_text("yes")
-    expect(figure(page, "Episodes counted")).to_have_text("120")
-    expect(figure(page, "Value of the answer")).to_have_text(re.compile(r"\d"))
+    expect(page.locator("#figures")).to_contain_text("120 of 500 counted")
+    title = page.locator("#answer-title")
+    expect(title).to_contain_text("a policy that earns about")
+    expect(page.get_by_label("Policy of")).to_contain_text("deployment 0 (best so far)")
     detail = operator.deployment(manual["id"], 0)
     assert detail["mixture"]["policies"] == [[[1, 1, 1], [1, 1, 0]]]
-    value = float(figure(page, "Value of the answer").inner_text().split(" ")[0].replace("-", "-"))
-    assert value == pytest.approx(detail["value_estimate"]["value"], rel=0.01)
+    estimate, shown = detail["value_estimate"], re.search(r"about ([\d.]+) an", title.inner_text())
+    assert shown and float(shown[1]) == pytest.approx(estimate["value"], rel=0.01)
+    high = re.search(r"between [\d.]+ and ([\d.]+)\.", page.locator("#sure").inner_text())
+    assert high
+    assert float(high[1]) == pytest.approx(estimate["value"] + estimate["radius"], rel=0.1)
     operator.stop(manual["id"])
 
 
@@ -357,12 +386,16 @@ def test_a_long_run_is_thinned_and_paged_and_has_an_uncounted_set(
     for plot in page.locator(".plot[data-points]").all():
         assert int(plot.get_attribute("data-points") or 0) <= 1000
     assert page.locator("tbody tr").count() <= 120
-    expect(page.locator("#batches-table")).to_contain_text(f"15 of {LONG}")
+    expect(page.locator("#batches-table")).to_contain_text(f"15 of {LONG:,}")
     page.locator("#batches-table").get_by_role("button", name="Older").click()
     expect(page.locator("#batches-table tbody th").first).to_have_text(str(LONG - 16))
     expect(page.locator("#batches-table tbody tr").first).to_contain_text("not known")
     expect(page.locator("#batches")).to_contain_text("without the shuffler\u2019s record")
-    expect(figure(page, "Active policies")).to_have_text("not counted")
+    doubt = page.locator("#answer").get_by_role("alert")
+    expect(doubt).to_contain_text("only if the shuffler lost and added no reports")
+    expect(doubt).to_contain_text(f"all 60 batches looked at (of {LONG:,})")
+    expect(page.locator("#sure")).to_contain_text("In doubt, for the reason below")
+    expect(page.locator("#next")).to_contain_text("Ask the shuffler\u2019s operator")
     expect(card(page, "Stages")).to_contain_text("its size is not counted")
     expect(page.locator("#stages-table tbody tr").first).to_be_visible()
     assert cells(page.locator("#stages-table"))[0][3] == "not counted"
@@ -375,6 +408,40 @@ def test_like_runs_give_a_band(opened: Open) -> None:
     expect(said.get_by_text("mean over runs").first).to_be_visible()
     page.locator("#regret-chart").get_by_text("Data table").click()
     assert all("\u2013" not in row for row in cells(page.locator("#regret-chart-table")))
+
+
+def test_suspicious_counts_are_marked(opened: Open, operator: Operator) -> None:
+    """In the batch's row, and above all else of the run; a run without any shows no such line."""
+    run = seeded_id(0, "doubtful")
+    assert operator.result(run)["suspicious_batches"] == 1
+    page = opened(run)
+    expect(page.get_by_role("alert").filter(has_text="very unlikely")).to_contain_text(
+        "1 batch of 3 with counts that are very unlikely from honest reports"
+    )
+    table = page.locator("#batches-table")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    assert [row[9] for row in cells(table)] == [
+        "SUSPICIOUS: total off by -9.75 sd",
+        "\u2013",
+        "plausible",
+    ]
+    page = opened(seeded_id(0))
+    expect(page.locator("#batches-table tbody tr").first).to_be_visible()
+    expect(page.get_by_text("very unlikely from honest reports")).to_be_hidden()
+
+
+def test_suspicious_counts_are_announced(opened: Open) -> None:
+    page = opened(seeded_id(0))
+    spoken = "async (event) => (await import('/page/state.js')).spoken(event)"
+    for mark, counted, reason in (
+        ({"suspicious": True}, ", suspicious", "its counts are suspicious"),
+        ({"suspicious": False}, "", "too many dishonest reports"),
+        ({}, "", "too many dishonest reports"),
+    ):
+        event = {"kind": "batch_counted", "data": {"index": 4, "n": 100} | mark}
+        assert page.evaluate(spoken, event) == f"Batch 4 counted: 100 reports{counted}."
+        event["kind"] = "batch_rejected"
+        assert page.evaluate(spoken, event) == f"Batch 4 rejected: {reason}."
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
@@ -393,12 +460,13 @@ def test_a_coordinator_that_is_away_is_said_and_waited_for(
 ) -> None:
     watch.expected = ("ERR_", "Failed to fetch", "503")
     page = opened(manual["id"])
-    expect(page.locator("#connection")).to_have_text("Connected")
+    heading = page.get_by_role("heading", level=1, name="by-hand")
+    expect(heading).to_be_visible()
     network.processes["coordinator"].terminate()
     network.processes["coordinator"].wait(30)
     expect(page.locator("#alert")).to_contain_text("trying again by itself")
     expect(page.locator("#connection")).to_have_text("Not connected")
-    expect(page.get_by_role("heading", level=1, name="by-hand")).to_be_visible()
+    expect(heading).to_be_visible()
     network.start("coordinator")
     network.wait_ready("coordinator")
     expect(page.locator("#alert")).to_be_empty()

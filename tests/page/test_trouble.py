@@ -48,7 +48,9 @@ def test_a_short_and_a_rejected_batch_are_shown(
             fill = page.get_by_role("meter", name="Fill of the open batch, in tenths")
             expect(fill).to_have_js_property("value", 2)
             said = page.locator("#batches").get_by_role("status")
-            expect(said).to_have_text(f"Batch 0 of {N} reports: at least 2 tenths full.")
+            expect(page.locator("#answer-title")).to_have_text("None yet")
+            expect(page.locator("#next")).to_contain_text("If batch 0 is not full by ")
+            expect(said).to_have_text(f"Batch 0, for {N} reports: at least 2 tenths full.")
             detail = operator.deployment(run["id"], 0)
             time.sleep(max(0.0, detail["expires_at"] + 0.05 - time.time()))
             assert node.send([(slow, node.report())]) == ["late"]
@@ -70,7 +72,11 @@ def test_a_short_and_a_rejected_batch_are_shown(
     opened_messages = f"{(N - LIARS) * messages:,}"
     sent = ["100", "100", opened_messages, f"{LIARS * messages:,}"]
     assert rejected[2:] == ["rejected", "100", *sent, "\u221e", "\u2013", "yes"]
-    expect(page.locator("#run")).to_contain_text(
+    expect(page.locator("#answer-title")).to_have_text("None: the run failed")
+    expect(page.locator("#next")).to_contain_text(
+        "have not reported yet, then start a new run (riffle run)."
+    )
+    expect(page.locator("#answer")).to_contain_text(
         "deployment 1 (n=100) was rejected with 6 dishonest reports"
     )
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from riffle.common.protocol.descriptor import SignedDescriptor, key_id, parse, verify_countersign
+from riffle.common.protocol.descriptor import SignedDescriptor, parse
+from riffle.common.protocol.signatures import key_id, verify_countersign
 from riffle.common.protocol.wire import BATCH_KEY_HEADER, DIGEST_HEADER
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.test_callers import ID, ROUTES
@@ -154,9 +155,10 @@ def test_memory_of_incoming_uploads_is_bounded(api: Api) -> None:
     api.restart(max_inflight_bytes=4_096)
     batch = api.deposit()
     path = f"/batches/{batch.batch_id}/reports"
-    answer = api.call("POST", path, api.token, content=bytes(5_000))
-    assert (answer.status_code, problem(answer)) == (429, "too-many-requests")
-    assert answer.headers["Retry-After"] == "1"
+    for content in (bytes(5_000), iter([bytes(3_000)] * 2)):  # a declared length or none
+        answer = api.call("POST", path, api.token, content=content)
+        assert (answer.status_code, problem(answer)) == (429, "too-many-requests")
+        assert answer.headers["Retry-After"] == "1"
     frame = bytes.fromhex(api.leases(batch, [user(0)])[0].lease) + batch.report()
     undeclared = api.call("POST", path, api.token, content=iter([frame[:100], frame[100:]]))
     assert undeclared.json()["results"][0]["outcome"] == "accepted", "only what came is charged"
@@ -394,3 +396,41 @@ def test_a_clock_that_jumps_loses_nothing_that_was_accepted(api: Api, jump: floa
     assert api.status(batch)["state"] == state
     problem_now = "late" if jump > 0 else "user-unavailable"
     assert api.lease(batch, [user(0)]).json()["refused"][0]["problem"] == problem_now
+
+
+PAGE = "https://clinic.example"
+
+
+@pytest.mark.parametrize("allowed", [(), (PAGE,), (PAGE, "http://localhost:8080")])
+@pytest.mark.parametrize("origin", [PAGE, "https://other.example", "null"])
+def test_only_pages_of_allowed_origins_may_be_nodes(
+    api: Api, allowed: tuple[str, ...], origin: str
+) -> None:
+    api.restart(allowed_origins=allowed)
+    names = "authorization,content-type,riffle-batch-key"
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    path = f"/batches/{ID}/reports"
+    preflight = api.call(
+        "OPTIONS", path, None, headers=asked | {"Access-Control-Request-Headers": names}
+    )
+    answer = api.call("GET", "/batches", api.token, headers={"Origin": origin})
+    refused = api.call("GET", f"/batches/{ID}", api.token, headers={"Origin": origin})
+    assert (answer.status_code, refused.status_code) == (200, 404)
+    may = origin in allowed
+    assert preflight.is_success is may
+    for each in (answer, refused):
+        assert each.headers.get("Access-Control-Allow-Origin") == (origin if may else None)
+        assert "Access-Control-Allow-Credentials" not in each.headers
+
+
+def test_no_page_may_use_routes_of_the_coordinator(api: Api) -> None:
+    api.restart(allowed_origins=(PAGE,))
+    for method in ("PUT", "DELETE"):
+        asked = {"Origin": PAGE, "Access-Control-Request-Method": method}
+        assert api.call("OPTIONS", f"/batches/{ID}", None, headers=asked).status_code == 400
+
+
+@pytest.mark.parametrize("origin", ["*", "clinic.example", "https://clinic.example/page"])
+def test_an_origin_is_a_scheme_and_a_host(api: Api, origin: str) -> None:
+    with pytest.raises(ValueError, match="allowed_origins"):
+        api.restart(allowed_origins=(origin,))

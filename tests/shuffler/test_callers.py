@@ -13,6 +13,11 @@ from riffle.common.protocol.hpke import open_each
 from riffle.common.server.limits import CallerLimits, RateLimit, TokenBucket
 from riffle.common.server.service import MAX_JSON_BYTES
 from riffle.shuffler.app import router
+from tests.common.server.test_limits import (
+    limits_of_all_together,
+    most_guesses,
+    most_of_one_caller,
+)
 from tests.shuffler.conftest import Api, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, user
 
@@ -121,6 +126,23 @@ def test_coordinator_and_operator_have_rate_limits(api: Api, who: str, token: st
     assert int(answers[-1].headers["Retry-After"]) >= 1
     other = ({COORDINATOR_TOKEN, OPERATOR_TOKEN} - {token}).pop()
     assert api.call("GET", path, other).status_code == 200
+
+
+def test_the_limits_that_hold_by_default(api: Api) -> None:
+    """Whoever changes one has thought of what a caller may then cost the others."""
+    (api.directory / "metrics_hash").write_text(hash_token("reader"))
+    api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
+    app = api.client.app
+    authenticator = app.state.authenticator  # type: ignore[attr-defined]
+    limits = authenticator._limits | {"node": api.core.callers}
+    assert {who: most_of_one_caller(each) for who, each in limits.items()} == {
+        "coordinator": (5_000, 10, 4_096),
+        "operator": (2_000, 10, 256),
+        "metrics": (2_000, 10, 256),
+        "node": (1_000, 50_000, 64),
+    }
+    assert most_guesses(authenticator.failures) == 1_000
+    assert limits_of_all_together(app) == [8_192]
 
 
 def test_every_route_counts_toward_its_callers_limit(api: Api) -> None:

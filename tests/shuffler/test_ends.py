@@ -4,10 +4,10 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, select
 
-from riffle.common.protocol.descriptor import batch_id
+from riffle.common.protocol.signatures import batch_id
 from riffle.common.server.at_rest import StorageCipher
-from riffle.shuffler.store.schema import declined, report_keys, reports, sums
-from tests.shuffler.conftest import Api, both_aggregations, problem
+from riffle.shuffler.store.schema import declined, lease_groups, report_keys, reports, sums
+from tests.shuffler.conftest import Api, both_engines, problem
 from tests.shuffler.test_metrics import sample, scrape
 from tests.shuffler.test_reports import refusals
 from tests.shuffler.world import (
@@ -23,6 +23,12 @@ RETENTION = 1_000
 FULL = ("sealed", "forwarded", "erased", "retired", "untaken")
 SHORT = ("abandoned", "expired", "lost")
 OVER = ("erased", "retired", "untaken", *SHORT)
+stores_and_aggregations = pytest.mark.parametrize(
+    ("store_url", "aggregation"),
+    [("sqlite", "messages"), ("sqlite", "sums"), ("postgresql", "sums")],
+    indirect=True,
+)
+"""Sums use every table that messages use, so PostgreSQL needs no test of both."""
 
 
 def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
@@ -47,6 +53,7 @@ def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
     return frames[sent:]
 
 
+@both_engines
 @pytest.mark.parametrize("how", [*FULL, *SHORT])
 def test_who_has_reported_is_spent_whatever_became_of_the_batch(api: Api, how: str) -> None:
     """At the same node and others of its owner, for another batch and run, and after restarts."""
@@ -71,6 +78,7 @@ def test_who_has_reported_is_spent_whatever_became_of_the_batch(api: Api, how: s
     assert len(api.leases(others[1], free, successor)) == len(free), "they have not reported"
 
 
+@both_engines
 @pytest.mark.parametrize("how", [*FULL, *SHORT])
 def test_a_batch_that_takes_nothing_more_refuses_all_users_of_all_owners_alike(
     api: Api, how: str
@@ -85,7 +93,7 @@ def test_a_batch_that_takes_nothing_more_refuses_all_users_of_all_owners_alike(
     assert answers == ({"batch-full"} if how in FULL else {"late"})
 
 
-@both_aggregations
+@stores_and_aggregations
 @pytest.mark.parametrize("how", OVER)
 def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     api.restart(retention_seconds=RETENTION)
@@ -102,7 +110,7 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     assert list((api.directory / "data/secrets").iterdir()) == []
 
 
-@both_aggregations
+@stores_and_aggregations
 @pytest.mark.parametrize("how", [*FULL, *SHORT])
 def test_every_message_is_accounted_for_in_records_and_metrics(api: Api, how: str) -> None:
     api.restart(retention_seconds=RETENTION)
@@ -129,6 +137,7 @@ def test_every_message_is_accounted_for_in_records_and_metrics(api: Api, how: st
     assert sample(text, f'riffle_shuffler_batches{{state="{state}"}}') == 1
 
 
+@both_engines
 @pytest.mark.parametrize("how", [*FULL, *SHORT])
 def test_every_end_is_final_and_tells_the_coordinator_no_count(api: Api, how: str) -> None:
     """The batch's id gets no second descriptor, key or list entry, and the store is not reset."""
@@ -151,6 +160,56 @@ def test_every_end_is_final_and_tells_the_coordinator_no_count(api: Api, how: st
     told = {name for name, value in record.items() if value is not None}
     secret = {"accepted", "held", "forwarded", "dropped", "rejected", "messages", "fill_tenths"}
     assert told.isdisjoint(secret if late else {"rejected"})
+
+
+@stores_and_aggregations
+def test_nothing_that_happens_to_a_batch_changes_another(api: Api) -> None:
+    batch, other, third = (api.deposit(deployment=number) for number in range(3))
+    sent = [other.messages() for _ in range(4)]
+    leases = [api.leases(other, [user(number)])[0] for number in range(3)]
+    uploads = [(one.lease, other.report(part)) for one, part in zip(leases, sent, strict=False)]
+
+    def decline(one: Batch) -> None:
+        path = f"/batches/{one.batch_id}/declined"
+        assert api.call("POST", path, api.token, json={"reason": "too-slow"}).status_code == 200
+        assert api.status(one)["declined"] == ["too-slow"]
+
+    def seen() -> list[object]:
+        listed = api.call("GET", "/batches", api.token).json()["batches"]
+        record = api.call("GET", f"/batches/{other.batch_id}/conservation", OPERATOR_TOKEN)
+        mine = [one for one in listed if one["batch_id"] == other.batch_id]
+        with api.core._store.engine.connect() as store:
+            rows = [
+                store.scalar(select(func.count()).where(table.c.batch_id == other.batch_id))
+                for table in (reports, sums, report_keys, declined, lease_groups)
+            ]
+        return [api.status(other), record.json(), mine, rows]
+
+    assert api.outcomes(other, uploads[:2]) == ["accepted"] * 2
+    assert api.outcomes(other, [("00" * 16, other.report())]) == ["unknown-lease"]
+    decline(other)
+    api.clock.now += 60  # the third lease lapses
+    before = seen()
+    for one, first in ((batch, 10), (third, 20)):
+        decline(one)
+        assert api.outcomes(one, [("00" * 16, one.report())] * 2) == ["unknown-lease"] * 2
+        held = api.leases(one, [user(first + number) for number in range(4)])
+        frames = [(lease.lease, one.report()) for lease in held]
+        assert api.outcomes(one, frames[:3]) == ["accepted"] * 3
+        assert seen() == before
+        if one is batch:
+            assert api.outcomes(one, frames[3:]) == ["accepted"]
+            api.finish(one)
+        else:
+            api.abandon(one)
+        assert seen() == before
+    last = api.leases(other, [user(2), user(3)])
+    uploads[2:] = [
+        (one.lease, other.report(part)) for one, part in zip(last, sent[2:], strict=True)
+    ]
+    assert api.outcomes(other, uploads) == ["replayed"] * 2 + ["accepted"] * 2
+    assert other.parts(api.messages(other).content) == other.handed_over(sent)
+    api.finish(other)
 
 
 @pytest.mark.parametrize("key", [None, "ab" * 32], ids=["in clear", "storage key"])

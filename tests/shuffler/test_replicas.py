@@ -1,17 +1,30 @@
 """Two shufflers on one store: batches fill through both, and each takes over from the other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Connection, func, select, update
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import try_claim
 from riffle.shuffler.core import preflight
+from riffle.shuffler.store import leasing
+from riffle.shuffler.store.schema import batches, declined, lease_groups, nodes
+from tests.postgres import during_commit
 from tests.shuffler.conftest import Api, problem, until
-from tests.shuffler.world import OPERATOR_TOKEN, Batch, descriptor_bytes, multiset, user
+from tests.shuffler.world import (
+    COORDINATOR_TOKEN,
+    NOW,
+    OPERATOR_TOKEN,
+    Batch,
+    descriptor_bytes,
+    multiset,
+    user,
+)
 
 pytestmark = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
@@ -161,3 +174,116 @@ def test_a_replica_with_other_secrets_does_not_start(api: Api, tmp_path: Path) -
     number = (tmp_path / "data" / "secrets.id").read_text()
     (tmp_path / "elsewhere" / "secrets.id").write_text(number)
     preflight(elsewhere)
+
+
+ABANDONED = update(batches).values(state="abandoned", ended_by="abandon")
+SEALED = update(batches).values(state="sealed", sealed_at=NOW)
+REVOKED = update(nodes).values(revoked_at=NOW)
+
+
+def during(api: Api, change: Callable[[Connection], object], act: Callable[[], Any]) -> Any:
+    """Returns what ``act`` answers if another replica's ``change`` is committed after its start."""
+    return during_commit(api.core._store.engine, change, act)
+
+
+@pytest.mark.parametrize("changed", [ABANDONED, SEALED, REVOKED], ids=["over", "full", "revoked"])
+@pytest.mark.parametrize("asks", ["lease", "upload", "last", "decline"])
+def test_nodes_get_nothing_that_another_replica_has_ended_meanwhile(
+    api: Api, changed: Any, asks: str
+) -> None:
+    batch = api.deposit()
+    leases = api.leases(batch, [user(number) for number in range(4)])
+    frames = [(lease.lease, batch.report()) for lease in leases]
+    if asks == "last":
+        api.outcomes(batch, frames[:3])
+    path = f"/batches/{batch.batch_id}/declined"
+    acts: dict[str, Callable[[], Any]] = {
+        "lease": lambda: api.lease(batch, [user(9)]),
+        "upload": lambda: api.upload(batch, frames[:1]),
+        "last": lambda: api.upload(batch, frames[3:]),
+        "decline": lambda: api.call("POST", path, api.token, json={"reason": "too-slow"}),
+    }
+    answer = during(api, lambda other: other.execute(changed), acts[asks])
+    with api.core._store.engine.connect() as store:
+        notices = store.scalar(select(func.count()).select_from(declined))
+        state = store.scalar(select(batches.c.state))
+    assert state == {ABANDONED: "abandoned", SEALED: "sealed", REVOKED: "open"}[changed]
+    assert notices == (asks == "decline" and changed is REVOKED), "of an open batch only"
+    if asks == "decline":
+        return
+    if changed is REVOKED:
+        assert (answer.status_code, problem(answer)) == (401, "unauthorized")
+    elif asks == "lease":
+        refused = "late" if changed is ABANDONED else "batch-full"
+        assert [one["problem"] for one in answer.json()["refused"]] == [refused]
+    else:
+        assert [one["outcome"] for one in answer.json()["results"]] == ["late"]
+
+
+def test_a_user_gets_one_lease_of_two_batches_at_once(api: Api) -> None:
+    """Of two replicas, each for a node of the user's owner."""
+    batch, other = api.deposit(), api.deposit(deployment=1)
+    node, _ = api.enrol(10, "owner")
+    first = api.leases(batch, [user(0)])[0]
+    api.clock.now += 60
+
+    def lease(connection: Connection) -> None:
+        reply = leasing.lease_slots(connection, other.batch_id, node, [user(0)], NOW + 60, 60)
+        assert len(reply.leases) == 1
+
+    answer = during(api, lease, lambda: api.lease(batch, [user(0)]))
+    assert [one["problem"] for one in answer.json()["refused"]] == ["user-unavailable"]
+    assert api.outcomes(batch, [(first.lease, batch.report())]) == ["late"]
+
+
+def test_a_lease_that_another_replica_takes_back_meanwhile_reports_late(api: Api) -> None:
+    batch = api.deposit()
+    lease = api.leases(batch, [user(0)])[0]
+    change = update(lease_groups).values(states="v")
+    upload = [(lease.lease, batch.report())]
+    assert during(api, lambda o: o.execute(change), lambda: api.outcomes(batch, upload)) == ["late"]
+
+
+@pytest.mark.parametrize(
+    ("how", "final"),
+    [("expire", "sealed"), ("abandon", "sealed"), ("retire", "erased"), ("lost", "erased")],
+)
+def test_a_batch_that_another_replica_moves_on_meanwhile_has_one_end(
+    api: Api, how: str, final: str
+) -> None:
+    batch = api.deposit()
+    changes: dict[str, Any] = {"state": "sealed", "sealed_at": NOW + 3_600}
+    if final == "erased":
+        api.fill(batch)
+        changes = {"state": "acknowledged"}
+    if how == "lost":
+        (api.directory / f"data/secrets/{batch.batch_id}.secret").unlink()
+    api.clock.now += {"expire": 3_600, "retire": api.settings.retention_seconds}.get(how, 0)
+    acts = {"abandon": lambda: api.abandon(batch), "lost": lambda: api.messages(batch)}
+    act: Callable[[], object] = acts.get(how, lambda: api.status(batch))
+    during(api, lambda other: other.execute(update(batches).values(changes)), act)
+    assert api.status(batch)["state"] == final
+
+
+def test_bytes_that_another_replica_hands_over_meanwhile_are_the_only_ones(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    change = update(batches).values(state="forwarded", messages_sha256="00" * 32)
+    answer = during(api, lambda other: other.execute(change), lambda: api.messages(batch))
+    assert (answer.status_code, problem(answer)) == (500, "internal")
+
+
+def test_failures_that_another_replica_hears_of_meanwhile_are_counted_once(api: Api) -> None:
+    batch = api.deposit()
+    api.fill(batch)
+    digest = api.messages(batch).headers["Riffle-Messages-Digest"]
+    path = f"/batches/{batch.batch_id}/acknowledgement"
+    named = {"messages_sha256": digest, "failed": [0]}
+    change = update(batches).values(state="acknowledged")
+    during(
+        api,
+        lambda other: other.execute(change),
+        lambda: api.call("POST", path, COORDINATOR_TOKEN, json=named),
+    )
+    listed = api.call("GET", "/nodes", OPERATOR_TOKEN).json()["nodes"]
+    assert [one["failed_messages"] for one in listed] == [0]

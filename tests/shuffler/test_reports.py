@@ -1,15 +1,16 @@
 """Slots and reports: exactly once, over batches; every refusal counted by its reason."""
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 
 from riffle.common.protocol import hpke
 from riffle.common.protocol.wire import Lease
 from riffle.shuffler.store.batch_rows import open_batches
-from riffle.shuffler.store.schema import lease_groups
+from riffle.shuffler.store.lease_rows import write_slots
+from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import user_key
 from tests.shuffler.conftest import Api, both_engines, problem
-from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, user
+from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, multiset, user
 
 pytestmark = both_engines
 
@@ -294,6 +295,10 @@ def test_unknown_leases_are_refused(api: Api) -> None:
     elsewhere = held(api, other).lease
     frames = [("00" * 16, batch.report()), (elsewhere, batch.report())]
     assert api.outcomes(batch, frames) == ["unknown-lease", "unknown-lease"]
+    for count in (1, 2):
+        assert api.outcomes(other, frames[:1]) == ["unknown-lease"]
+        dropped = [api.status(one)["dropped"]["unknown-lease"] for one in (batch, other)]
+        assert dropped == [2, count], "each batch has its own counts"
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, -1, 1_000])
@@ -329,6 +334,29 @@ def test_nothing_is_handed_over_before_the_batch_is_full(api: Api) -> None:
     assert (answer.status_code, problem(answer)) == (409, "batch-not-ready")
 
 
+@pytest.mark.parametrize("fault", ["none", "count", "person", "report", "slot"])
+def test_a_batch_is_sealed_with_n_stored_reports_of_n_people_only(api: Api, fault: str) -> None:
+    """Whatever the running count of a damaged store says. The noise is that of n people."""
+    batch = api.deposit()
+    frames = [(one.lease, batch.report()) for one in api.leases(batch, [*map(user, range(4))])]
+    for frame in frames[: 2 if fault == "count" else 3]:
+        assert api.outcomes(batch, [frame]) == ["accepted"]
+    people = [user_key("owner", user(number)) for number in (0, 0, 2, 3)]
+    damage = {
+        "count": update(batches).values(reports=3),
+        "person": update(lease_groups).values(users=bytes.fromhex("".join(people))),
+        "report": delete(reports).where(reports.c.slot == 1),
+        "slot": update(reports).where(reports.c.slot == 1).values(slots=write_slots([0])),
+    }
+    if fault in damage:
+        with api.core._store.engine.begin() as store:
+            store.execute(damage[fault])
+    answer = api.upload(batch, frames[3:])
+    assert answer.status_code == (200 if fault == "none" else 500)
+    assert api.status(batch)["state"] == ("sealed" if fault == "none" else "open")
+    assert fault == "none" or problem(api.messages(batch)) == "batch-not-ready"
+
+
 def test_the_same_bytes_until_acknowledged_then_none(api: Api) -> None:
     batch = api.deposit()
     api.fill(batch)
@@ -345,6 +373,19 @@ def test_the_same_bytes_until_acknowledged_then_none(api: Api) -> None:
     assert problem(api.acknowledge(batch, "00" * 32)) == "wrong-state"
     gone = api.messages(batch)
     assert (gone.status_code, problem(gone)) == (410, "late")
+
+
+@pytest.mark.parametrize("forwarded", [False, True])
+def test_a_full_batch_does_not_expire(api: Api, *, forwarded: bool) -> None:
+    """Its users have reported. It is kept for as long as the operator's settings say."""
+    batch = api.deposit(expires_at=NOW + 60)
+    sent = api.fill(batch)
+    if forwarded:
+        assert api.messages(batch).status_code == 200
+    api.clock.now += 61
+    api.restart()
+    assert api.status(batch)["state"] == ("forwarded" if forwarded else "sealed")
+    assert multiset(api.finish(batch)) == multiset(sent)
 
 
 def test_equal_reports_of_two_batches_are_permuted_differently(api: Api) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.protocol.descriptor import sign_deposit
 from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.signatures import sign_deposit
 from riffle.shuffler.rules import (
     Demands,
     Room,
@@ -211,3 +211,36 @@ def test_lowest_free_slots(
     returned = [s for s in range(next_slot) if s not in used or data.draw(st.booleans())]
     free = sorted(set(returned) | set(range(next_slot, n)))
     assert lowest_free(returned, next_slot, n, count) == free[:count]
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a key that is not pinned": ({}, {"analyzer_keys": frozenset({"ab" * 32})}, "outdated-key"),
+    "another shuffler": ({"shuffler_id": "shuffler-2"}, {}, "wrong-recipient"),
+    "expired": ({"expires_at": NOW}, {}, "late"),
+    "open too long": ({}, {"max_batch_seconds": 0}, "wrong-size"),
+    "long episodes": ({"episode_seconds": 9}, {"max_episode_seconds": 8}, "wrong-size"),
+    "trust model": ({}, {"trust_models": ()}, "trust-refused"),
+    "aggregation": ({}, {"aggregations": ()}, "trust-refused"),
+    "epochs": ({}, {"epoch_seconds": 3_601}, "epoch-refused"),
+    "few reports": ({}, {"smallest_n": 1 << 20}, "batch-too-small"),
+    "large hand-over": ({}, {"max_batch_bytes": 1}, "too-large"),
+    "large reports": ({}, {"max_report_bytes": 1}, "too-large"),
+    "seeded noise": ({"test_seed": 7}, {"test_entry": False}, "test-entry-refused"),
+    "owner's share": ({}, {"max_owner_share": 0.01}, "weak-guarantee"),
+    "epsilon": ({}, {"guarantee": Guarantee(1e-3, BETA, 0.0)}, "weak-guarantee"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_rule_holds_for_every_kind_of_batch(fault: str) -> None:
+    """Sums, epochs and other trust models too: each valid vector is refused with this one fault."""
+    spoiled, wanted, slug = FAULTS[fault]
+    valid = [vector for vector in VECTORS if vector["expect"] is None]
+    assert {vector.get("descriptor", {}).get("aggregation") for vector in valid} == {None, "sums"}
+    for vector in valid:
+        changes = {name: tuples(value) for name, value in vector.get("descriptor", {}).items()}
+        data = descriptor_bytes(vector.get("n", 4), **changes | spoiled)
+        owner = replace(demands(vector.get("owner", {})), **wanted)
+        with pytest.raises(RemoteError) as caught:
+            accept_deposit(data, signature(data), json.loads(data)["batch_id"], owner, NOW)
+        assert caught.value.slug == slug, vector["name"]

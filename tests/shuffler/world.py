@@ -17,11 +17,10 @@ from riffle.common.protocol.descriptor import (
     BatchDescriptor,
     Context,
     NoiseDocument,
-    batch_id,
     parse,
     serialize,
-    sign_deposit,
 )
+from riffle.common.protocol.signatures import batch_id, sign_deposit
 from riffle.shuffler.settings import Settings
 
 COORDINATOR_KEY = bytes(range(32))

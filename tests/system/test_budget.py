@@ -103,7 +103,7 @@ def test_a_limit_lets_people_into_two_of_three_monthly_runs(tmp_path: Path) -> N
     assert len(histories) == PEOPLE
     for history in histories.values():
         assert [charge.batch_id for _, charge in history] == counted
-        assert [charge.event for _, charge in history] == [event] * 2
+        assert [charge.event and charge.event.event() for _, charge in history] == [event] * 2
     by_coordinator = [entry["epsilon_upper"] for of in ledgers for entry in of["entries"]]
     assert by_coordinator == [repeated_user_guarantee([event], spec.beta).epsilon] * 2
     log = (tmp_path / "logs" / "node.log").read_text()

@@ -21,10 +21,11 @@ import pytest
 import uvicorn
 
 from riffle.common.process.endpoint import hash_token
-from riffle.common.protocol.descriptor import SignedDescriptor, parse, serialize, sign_deposit
+from riffle.common.protocol.descriptor import BatchDescriptor, SignedDescriptor, parse, serialize
 from riffle.common.protocol.hpke import open_histogram
+from riffle.common.protocol.signatures import sign_deposit
 from riffle.node_client.environments.registry import make
-from riffle.node_client.episode import PreparedBatch, slot_report
+from riffle.node_client.episode import slot_report
 from riffle.node_client.main import serve
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.settings import Settings as NodeSettings
@@ -170,15 +171,12 @@ def test_counts_over_the_network_are_those_of_the_per_user_path(tmp_path: Path) 
                 d.layout.counters,
             )
             assert failed == []
-            assert np.array_equal(histogram, expected_counts(PreparedBatch.of(d)))
+            assert np.array_equal(histogram, expected_counts(d))
 
 
-def expected_counts(plan: PreparedBatch) -> Any:
+def expected_counts(plan: BatchDescriptor) -> Any:
     environment = make("RiverSwim-v0", states=4, horizon=2)
-    rows = [
-        slot_report(plan, environment, slot, test_entry=True)[1]
-        for slot in range(plan.descriptor.n)
-    ]
+    rows = [slot_report(plan, environment, slot, test_entry=True)[1] for slot in range(plan.n)]
     return np.bincount(np.concatenate(rows), minlength=plan.layout.counters + 1)
 
 

@@ -11,15 +11,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RiffleError
 from riffle.common.protocol.hpke import open_histogram
-from riffle.node_client.episode import PreparedBatch, encode_episode
+from riffle.coordinator.specs import MANUAL, RunSpec
+from riffle.deploy.load.feed import constant_deployment
+from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
+from riffle.deploy.network.secrets import enrol
+from riffle.deploy.operator import Operator
+from riffle.node_client.episode import encode_episode
+from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 from riffle.node_client.participant import Participant
 from tests.node_client import world
 from tests.system.test_node_shuffler import (
@@ -37,7 +47,8 @@ APP = "import sys; from tests.system.test_participant import app; app(*sys.argv[
 ROOT = Path(__file__).parents[2]
 QUITTERS = 4
 """One user in this many gives up after the first step."""
-POLICY = ((1, 0, 1, 0), (0, 1, 1, 0))
+Policy = tuple[tuple[int, ...], ...]
+POLICY: Policy = ((1, 0, 1, 0), (0, 1, 1, 0))
 
 
 def gives_up(number: int) -> bool:
@@ -92,16 +103,16 @@ def run_killed(settings: dict[str, Any], kills: int) -> int:
     raise AssertionError("the app failed")
 
 
-def truth() -> Any:
+def truth(users: int = USERS, policy: Policy = POLICY) -> Any:
     """The counts of those who do not give up, each once."""
     counts = np.zeros((world.SIZES.H, 4, 2, 4, 2), dtype=np.int64)
-    for number in range(USERS):
+    for number in range(users):
         state = number % 4
         for step in range(0 if gives_up(number) else world.SIZES.H):
             following = (state + number) % 4
-            counts[step, state, POLICY[step][state], following, int(number % 3 == 0)] += 1
+            counts[step, state, policy[step][state], following, int(number % 3 == 0)] += 1
             state = following
-    return counts.ravel()
+    return counts
 
 
 def test_an_app_that_is_killed_again_and_again_reports_everybody_once(tmp_path: Path) -> None:
@@ -132,8 +143,88 @@ def test_an_app_that_is_killed_again_and_again_reports_everybody_once(tmp_path: 
     histogram, failed = open_histogram(
         world.ANALYZER.private, context.message_info, body, d.layout.width, C
     )
-    plan = PreparedBatch.of(d)
+    plan = d
     noise = [encode_episode(plan, None, slot, test_entry=True) for slot in range(USERS)]
     assert failed == []
     counted = histogram[:C] - np.bincount(np.concatenate(noise), minlength=C + 1)[:C]
-    assert np.array_equal(counted, truth())
+    assert np.array_equal(counted, truth().ravel())
+
+
+# With a coordinator
+
+PEOPLE = 60
+SPEC = RunSpec(
+    name="hints",
+    learner=MANUAL,
+    environment="hints-v1",
+    states=4,
+    actions=2,
+    horizon=2,
+    start=(0.25,) * 4,
+    episodes=2 * PEOPLE,
+    epsilon=4.0,
+    beta=1e-3,
+    dishonest_fraction=0.0,
+    batch_seconds=3_600,
+    episode_seconds=600,
+)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def services(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackNetwork]:
+    """A coordinator and a shuffler without nodes, on each kind of database."""
+    with ExitStack() as stack:
+        stores: dict[str, Any] = {}
+        if request.param == "postgresql":
+            cluster = request.getfixturevalue("cluster")
+            for name in ("shuffler", "coordinator"):
+                stores[f"{name}_store"] = stack.enter_context(cluster.database(name))
+        demands: dict[str, Any] = {"max_epsilon": SPEC.epsilon, "max_beta": SPEC.beta, "workers": 1}
+        config = LoopbackConfig(tmp_path, SPEC.environment, nodes=0, **demands, **stores)
+        network = stack.enter_context(LoopbackNetwork(config))
+        enrol(network.secrets, network.shuffler_url, ["app"], 2, 1_000)
+        yield network
+
+
+def test_people_fill_a_live_batch_and_their_ledger_refuses_the_next(
+    services: LoopbackNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, files = services.config.folder, services.secrets / "nodes"
+    for variable, value in services.environment("node").items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv("RIFFLE_NODE_SIMULATED_USERS")
+    settings: dict[str, Any] = {
+        "users_key_file": files / "users_key",
+        "ledger_file": folder / "ledger.sqlite",
+        "lifetime_epsilon": SPEC.epsilon,
+    }
+
+    async def take_part(state_dir: Path, deploy: Callable[[], object]) -> list[object]:
+        async with Participant(world.SIZES, **settings, state_dir=state_dir) as participant:
+            await asyncio.to_thread(deploy)
+            people = (person(participant, number) for number in range(PEOPLE))
+            return await asyncio.gather(*people)
+
+    with Operator.of(services.secrets, services.coordinator_url) as operator:
+        run = operator.create_run(SPEC)["id"]
+        deployment = constant_deployment(SPEC, PEOPLE)
+        asyncio.run(take_part(folder / "one", lambda: operator.deploy(run, deployment)))
+        assert operator.wait(run, 0)["state"] == "counted"
+        counts = operator.deployment(run, 0)["counts"]
+        # Another app of the same owner, which knows nothing of the first but the ledger.
+        asyncio.run(take_part(folder / "two", lambda: operator.deploy(run, deployment)))
+        assert operator.deployment(run, 1)["state"] == "open"
+        spent = operator.ledger(run)["entries"]
+        operator.stop(run)
+    expected = truth(PEOPLE, ((0,) * 4,) * 2).sum(axis=-1)
+    noise = np.array(counts["transitions"]) - expected
+    # A binomial of this variance is within 7 standard deviations, but for a chance of 1e-9 a cell.
+    assert np.abs(noise).max() <= 7 * counts["transition_variance"] ** 0.5 + 1
+    heads = HeadFolder(files, NAME)
+    limit = Limit(SPEC.epsilon, SPEC.beta)
+    histories = PersonalLedger(settings["ledger_file"], heads, limit).histories()
+    assert len(histories) == PEOPLE
+    for history in histories.values():
+        ((_, charge),) = history
+        assert charge.batch_id == spent[0]["batch_id"]
+        assert limit.spent([charge]) == spent[0]["epsilon_upper"]

@@ -22,8 +22,9 @@ from scipy import optimize, stats
 
 from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.policy import Mixture
-from riffle.common.protocol.descriptor import BatchDescriptor, sign_deposit
+from riffle.common.protocol.descriptor import BatchDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.protocol.signatures import sign_deposit
 from riffle.common.protocol.verification import check_guarantee
 from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.learning.learner import Deployment
@@ -241,7 +242,7 @@ def test_the_ledger_tells_the_truth_when_one_owner_is_silent(
     assert batches(roles, below, SMALL) == {}, "a share above gamma was taken"
     accepted = batches(roles, gamma, SMALL)
     for n, (d, ledger) in accepted.items():
-        noise = d.to_noise()
+        noise = d.batch_noise
         assert isinstance(noise, Noise)
         silent = d.owner_slots  # what the shuffler lets one owner hold (tests/shuffler)
         assert silent >= 1
@@ -258,7 +259,7 @@ def test_the_ledger_of_a_preset_tells_the_truth(
     spec = preset(name).spec
     roles = Roles.load(SHIPPED[f"up {name}"][0], monkeypatch)
     for n, (d, ledger) in batches(roles, spec.dishonest_fraction, spec).items():
-        noise = d.to_noise()
+        noise = d.batch_noise
         assert isinstance(noise, Noise)
         honest = n - d.owner_slots * silent
         truth = least_epsilon(noise, honest, d.guarantee.beta, spec.horizon)
@@ -282,7 +283,7 @@ def test_brute_force_finds_the_old_defaults() -> None:
     found = []
     for n, silent in ((2, 1), (20, 5), (1_000, 250)):
         issue = issued(0.0, 1.0, n)
-        noise = issue.descriptor.to_noise()
+        noise = issue.descriptor.batch_noise
         assert isinstance(noise, Noise)
         found.append(true_epsilon(noise, n - silent, 1e-5) / issue.spend.epsilon_upper)
     assert found[0] > 1.3 and min(found) > 1.1

@@ -1,1 +1,1 @@
-"""Learners of 004: adversarial losses on loop-free layered MDPs. SDP-PE and UCBVI are elsewhere."""
+"""Learners of paper 004: adversarial losses, loop-free layered MDPs. Others are elsewhere."""

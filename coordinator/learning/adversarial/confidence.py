@@ -1,7 +1,7 @@
-"""Private counts and the confidence set of Eq. 3.1 of 004.
+"""Private counts and the confidence set of Eq. 3.1 of paper 004.
 
 Counts: a Privatizer of precision E (every noise is within E / 4) releases N(x,a,x') and N(x,a). Eq.
-5.1 (in closed form, as in `postprocess.project`) and the add-on Eq. 5.2 turn them into N~. Then
+5.1 (in closed form, as in `postprocess.project`) and the add-on, Eq. 5.2, turn them into N~. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
@@ -11,24 +11,26 @@ upper. By Lemma 3.1, it contains the true P at all k <= K with probability at le
 places the paper prints the second term under the root; the proof of E.14 bounds the sum of the
 two.) `scale` multiplies beta; the paper has 1.
 
-Empty sets. The set made from N~ contains P~, so it is never empty. Other boxes may have empty rows,
-whose lower bounds sum to more than one, or whose upper bounds sum to less. Such a row is widened as
-little as possible, to [lower - s, upper + s] within [0, 1], with the least s >= 0 such that
+Empty sets. The set made from N~ contains P~, so it is never empty. Other boxes may have empty rows:
+their lower bounds sum to more than one, or their upper bounds to less than one. Such a row is
+widened as little as possible, to [lower - s, upper + s] within [0, 1], with the least s >= 0 such
+that
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN.
 
-Then the row has an interior, which the log-barrier needs. `widened` reports s, which measures how
-much the bounds contradict each other. It is zero for other rows and continuous in the data. No
-upper bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
+Then the row has an interior, which the log-barrier needs. `widened` reports s, a measure of how
+much the bounds contradict each other. s is zero for other rows and continuous in the data. No upper
+bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
-Reaching x is treated as a reward, and every row of the set is its own box. So backward induction
-finds the maximum: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box puts the
-mass beyond the lower bounds on the successors of largest f' first. One pass serves all target
-states. u >= q_k, because the transitions that q_k induces are in the set.
+Reaching x counts as a reward, and every row of the set has a box of its own. So backward induction
+finds the maximum: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. Here f' is f of the next layer.
+The best p of a box starts at the lower bounds and puts the remaining mass on the successors with
+the largest f' first. One pass serves all target states. u is at least the learner's occupancy
+measure q_k, because the transitions that q_k induces are in the set.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ NEVER = -1e18  # count of a successor that does not exist: Eq. 5.1 makes it zero
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Consistent N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A), and E of the noise in them."""
+    """Consistent N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A), and the precision E of both."""
 
     transitions: FloatArray
     visits: FloatArray
@@ -61,7 +63,7 @@ class Box:
     """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
     Padding cells are [0, 0]. Padding states, which are never reached, may have all successors of
-    their step. `widened` (H, W, A) is s; it is zero in rows that were not widened.
+    their step. `widened` (H, W, A) is the module's s of each row, zero if it was not widened.
     """
 
     lower: FloatArray
@@ -95,7 +97,7 @@ def estimate(
 
 
 def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0) -> Box:
-    """Returns P_k of Eq. 3.1."""
+    """Returns the confidence set P_k of Eq. 3.1."""
     return box(layers, *estimate(layers, counts, ln_iota, scale))
 
 
@@ -133,7 +135,7 @@ def rank(size: int, values: Floats, order: Ints) -> None:
 def bounds(
     widths: Ints, centre: Floats, width: Floats, lower: Floats, upper: Floats, widened: Floats
 ) -> None:
-    """Writes the rows of a box and by how much each was widened."""
+    """Writes the bounds of a box's rows, and by how much each row was widened."""
     order, bound = np.zeros(centre.shape[3], np.int64), 1 - MARGIN
     for h in range(len(centre)):
         size = widths[h + 1]
@@ -170,7 +172,7 @@ def least_shift(size: int, values: Floats, bound: float, order: Ints) -> float:
 
 @compiled
 def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> Floats:
-    """Returns the most visits to every state (H, W); one backward induction serves all states."""
+    """Returns the largest probability of visiting each state (H, W), by one backward induction."""
     H, W, A = policy.shape
     f, before, order = np.zeros((H * W, W)), np.zeros(W), np.zeros(W, np.int64)
     for h in range(H - 1, -1, -1):
@@ -191,7 +193,7 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
 
 @compiled
 def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
-    """Returns max p . f over p in a row of the box, given the order of f (`rank`)."""
+    """Returns max p . f over p in a row of the box; `order` is the `rank` of f."""
     (lower, upper), rest, best = row, 1.0, 0.0
     for y in range(size):
         rest -= lower[y]

@@ -1,4 +1,4 @@
-"""Loop-free layered MDPs (004, section 2.1) and their occupancy measures, as padded arrays.
+"""Loop-free layered MDPs (paper 004, section 2.1) and their occupancy measures, as padded arrays.
 
 States are split into layers X_0, ..., X_H of sizes (X_0, ..., X_H) with X_0 = X_H = 1, and
 transitions lead from one layer to the next. A state is (h, x) with x < X_h. With W = max X_h,
@@ -6,8 +6,8 @@ transitions lead from one layer to the next. A state is (h, x) with x < X_h. Wit
     states (H, W), pairs (H, W, A), cells (H, W, A, W)
 
 say which entries of arrays of these shapes exist. Every array of this package is padded to one of
-the shapes, and padding is zero unless a docstring says otherwise. The paper's X counts every state
-of every layer; pairs (x, a) end at layer H - 1, because no action is taken in x_H.
+the shapes, and padding is zero unless a docstring says otherwise. The paper's X is the number of
+states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H.
 
 Occupancy measures (004, section 2.1.1),
 
@@ -30,7 +30,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArr
 
 @dataclass(frozen=True)
 class Layers:
-    """The sizes of the layers, of which the first and the last are 1, and the number of actions.
+    """The sizes of the layers, and the number of actions. The first and the last size are 1.
 
     Raises ValueError if there are fewer than two layers, a size is below one, or the first or last
     layer is not a singleton.
@@ -47,58 +47,58 @@ class Layers:
 
     @property
     def H(self) -> int:
-        """Steps of an episode."""
+        """The number of steps of an episode."""
         return len(self.widths) - 1
 
     @property
     def W(self) -> int:
-        """Size of the largest layer, to which arrays are padded."""
+        """The size of the largest layer, to which arrays are padded."""
         return max(self.widths)
 
     @property
     def X(self) -> int:
-        """Number of states, x_H included."""
+        """The number of states, x_H included."""
         return sum(self.widths)
 
     @cached_property
     def successors(self) -> FloatArray:
-        """X_{h+1} for every step, shape (H, 1, 1)."""
+        """The size X_{h+1} of the layer after each step, shape (H, 1, 1)."""
         return np.array(self.widths[1:], dtype=np.float64)[:, None, None]
 
     @cached_property
     def states(self) -> BoolArray:
-        """Which (h, x) exist, h < H: (H, W)."""
+        """Returns whether each state (h, x) with h < H exists, shape (H, W)."""
         return np.arange(self.W) < np.array(self.widths[:-1])[:, None]
 
     @cached_property
     def pairs(self) -> BoolArray:
-        """Which (h, x, a) exist: (H, W, A)."""
+        """Returns whether each pair (h, x, a) exists, shape (H, W, A)."""
         return np.repeat(self.states[:, :, None], self.A, axis=2)
 
     @cached_property
     def cells(self) -> BoolArray:
-        """Which (h, x, a, x') exist: (H, W, A, W)."""
+        """Returns whether each cell (h, x, a, x') exists, shape (H, W, A, W)."""
         after = np.arange(self.W) < np.array(self.widths[1:])[:, None]
         return self.pairs[..., None] & after[:, None, None, :]
 
     @property
     def pair_count(self) -> int:
-        """Number of pairs (x, a): the X A of the loss noise."""
+        """The number of pairs (x, a), which is also the number of losses."""
         return int(self.pairs.sum())
 
     @property
     def cell_count(self) -> int:
-        """Number of tuples (x, a, x')."""
+        """The number of tuples (x, a, x')."""
         return int(self.cells.sum())
 
 
 def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[PolicyArray]]:
     """Unrolls a finite-horizon MDP in time: layer h holds the states that step h can reach.
 
-    P (H, X, A, X), start distribution d1 (X,). If d1 has several states, a first layer with a
-    single extra state leads to them by d1 under every action. Returns the layers, their transitions
-    (H', W, A, W), and the states of the last H layers before x_H, each an array (X_h,) of numbers
-    below X.
+    The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 has several
+    states, a first layer with one extra state leads to them by d1 under every action. Returns the
+    layers, their transitions (H', W, A, W), and the states of the last H layers before x_H, each an
+    array (X_h,) of numbers below X.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:
@@ -127,7 +127,7 @@ def uniform_policy(layers: Layers) -> FloatArray:
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns q(x, a) of policies (..., H, W, A) under P: same shape."""
+    """Returns q(x, a) (..., H, W, A) of policies of that shape under P."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0
@@ -159,7 +159,7 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Returns the largest violation of (i), (ii), q >= 0 and zero padding."""
+    """Returns the largest violation of the module's (i) and (ii), q >= 0 and zero padding."""
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()

@@ -1,4 +1,4 @@
-"""The step of Private UOB-LBPS (Eq. 4.3-4.4 of 004): OMD with the log-barrier.
+"""The step of Private UOB-LBPS (Eq. 4.3-4.4 of paper 004): OMD with the log-barrier.
 
     min over q in Delta(P_{k+1}) of   <l^, q> + D_psi(q || q_k) / eta,   psi(q) = -sum ln q,
 
@@ -9,19 +9,20 @@ Multiplied by eta, and up to constants, this is
     subject to   A q = b   (outflow(x_0) = 1, outflow = inflow inside),
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
-The method is primal-dual interior-point. The logarithm adds a complementarity condition with its
-own target:
+The method is a primal-dual interior-point method. The logarithm adds a complementarity condition
+with a target of its own:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
 
 q is always an occupancy measure of transitions inside the box, so it is feasible throughout. A
 row's Newton matrix is a diagonal plus rank two; eliminating the rows leaves one equation for each
-state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved out of the way.
+state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
 
-Certificate. For every y and z_u, z_l >= 0 whose z above is > 0, sum (1 + ln z) - y(x_0) is a lower
-bound on the minimum (Lagrange); gap is the objective minus this bound. -ln is strongly convex in
-relative terms: to first order sum ((q - q*) / q*)^2 <= 2 gap.
+Certificate. Take any y and any z_u, z_l >= 0 for which z above is positive. Then sum (1 + ln z) -
+y(x_0) is a lower bound on the minimum (Lagrange). `gap` is the objective minus this bound. To first
+order, the relative error of q satisfies sum ((q - q*) / q*)^2 <= 2 gap, because -ln is strongly
+convex.
 """
 
 from __future__ import annotations
@@ -44,25 +45,25 @@ from riffle.coordinator.learning.learner import FloatArray, LearnerError
 GAP = 1e-7
 MAX_ITERATIONS = 100
 ROUNDING = 1e-12  # smallest mu: below it, the certificate only gains rounding errors
-INSIDE = 0.1  # the start keeps this share of the centre's distance to every bound
+INSIDE = 0.1  # the start keeps at least this share of the centre's distance to a bound
 START = 0.01  # first mu; it is small because consecutive answers are close
 STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
-    """Solves for cost = eta l^ (H, W, A), from q_k (H, W, A, W), positive on cells.
+    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W), positive on cells.
 
-    If rounding keeps the gap above GAP (rows of the box near MARGIN), the search stops there; the
+    If rounding keeps the gap above GAP (rows of the box near MARGIN), the search stops early. The
     answer states its gap.
 
-    Raises LearnerError if the numbers are too extreme. The method suits cost q_k <= 10; in the
-    algorithm eta l^ q_k <= eta.
+    Raises LearnerError if the numbers are too extreme. The method suits products cost * q_k of at
+    most 10; in the algorithm they are at most eta.
     """
     sizes, own, after = _structure(layers)
     problem, rows = start(np.array(layers.widths), box.lower, box.upper, cost, q)
     y = np.zeros(own[-1] + 1)
     try:
-        with np.errstate(all="ignore"):  # uncompiled loops warn where compiled ones are silent
+        with np.errstate(all="ignore"):  # loops that are not compiled would warn
             gap, iterations = minimise(sizes, own, after, problem, rows, y)
     except np.linalg.LinAlgError as error:
         raise LearnerError("the log-barrier step stopped at a gap out of reach") from error
@@ -84,10 +85,10 @@ def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Ste
 def start(
     widths: Ints, lower: Floats, upper: Floats, cost: Floats, q: Floats
 ) -> tuple[Floats, Floats]:
-    """Returns `problem` and the point to start from, `rows`; see `minimise`.
+    """Returns the arrays `problem` and `rows` that `minimise` starts with.
 
-    The start has q_k's policy and q_k's transitions, moved well inside the box. Bounds that cannot
-    bind are moved out of the way.
+    In ``rows``, q has the policy of q_k. Its transitions are those of q_k, moved well inside the
+    box. In ``problem``, bounds that cannot bind are moved far away.
     """
     (H, W, A), i = cost.shape, 0
     R, visits = widths[:-1].sum() * A, np.zeros((H + 1, W))
@@ -146,8 +147,8 @@ def minimise(
     """Takes Newton steps in place; returns the gap and the number of steps.
 
     problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are
-    updated, not recomputed: near a bound, a difference would lose all its digits. sigma, the factor
-    of the next mu, shrinks if steps are nearly full.
+    updated, not recomputed: near a bound, recomputing the difference would lose all digits. sigma,
+    the factor of the next mu, shrinks if steps are nearly full.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
@@ -219,7 +220,7 @@ def newton(
 
 @compiled
 def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None:
-    """Writes the barrier's gradient of a row, without A^T y."""
+    """Writes a row of the barrier problem's gradient into `g`, without the term A^T y."""
     shared = 0.0
     for w in range(n):
         shared += problem[2, w] * (mu / row[2, w]) - problem[1, w] * (mu / row[1, w])
@@ -229,9 +230,9 @@ def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None
 
 @compiled
 def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
-    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l by Gauss-Jordan.
+    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l, with its diagonal scaled to ones.
 
-    First the diagonal is scaled to ones.
+    Here D = z / q, D_u = z_u / s_u, D_l = z_l / s_l, G_u q = s_u and G_l q = s_l.
     """
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
@@ -273,7 +274,7 @@ def add_to_schur(
     matrix: Floats,
     target: Floats,
 ) -> None:
-    """Adds one row's part of A R A^T and of A q - A R g, with R the inverse Hessian."""
+    """Adds a row's part of A R A^T to `matrix` and of A q - A R g to `target`; R is `inverse`."""
     for w in range(n):
         sums, rest = 0.0, q[w]
         for v in range(n):

@@ -1,10 +1,11 @@
-"""The step of Private-UC-O-REPS (Eq. 3.2, C.2 of 004) by its reduced dual.
+"""The step of Private-UC-O-REPS (Eq. 3.2 and C.2 of paper 004) by its reduced dual.
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
-Lemma C.1 keeps two signed multipliers for every cell. They can be maximised out: write q(x,a,x') =
-m(x,a) p(x'|x,a) with p in the row's box. If the flow multipliers v are fixed (one free number per
-inner state, v(x_0) = v(x_H) = 0), every row is an entropic projection on its box,
+Lemma C.1 keeps two signed multipliers for every cell. Maximising over them in closed form removes
+them: write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. If the flow multipliers v are
+fixed (one free number per inner state, v(x_0) = v(x_H) = 0), every row is an entropic projection on
+its box,
 
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
@@ -15,19 +16,20 @@ and every layer is a soft minimum. The remaining problem is unconstrained,
     m(x,a) = exp(-cost - v(x) - phi) / Z_h,         gradient = inflow(x) - outflow(x),
 
 and f is convex, smooth and piecewise analytic. Flows are exponential in v, so Newton's method is
-applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If its step
-does not decrease f, a damped Newton step on f does. Both use the derivatives of inflow and outflow
-with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a layer
-changes nothing, so 1 1^T is added to every layer's block.
+applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If this step
+does not decrease f, a damped Newton step on f follows. Both use the derivatives of inflow and
+outflow with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a
+layer changes nothing, so 1 1^T is added to every layer's block.
 
-delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at the 2 W
-breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is <= 1 tells which
-cells are free, and the free cells give delta in closed form. All values are logarithms; a bound of
-zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
+Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at
+the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most
+1 tells which cells are not clipped (free). The free cells give delta in closed form. All values are
+logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
-Certificate. The dual's q breaks flow by the residual. So the answer is the occupancy measure of its
-policy and transitions, which is in Delta(P_k) to rounding. gap = (the answer's objective) + f(v) >=
-0 bounds what the answer loses, and by Pinsker sum_h ||q - q*||_1^2 <= 2 gap.
+Certificate. The dual's q violates the equations of flow by the residual. So the answer is the
+occupancy measure of the policy and transitions of that q; it is in Delta(P_k) up to rounding. gap =
+(the answer's objective) + f(v) >= 0 bounds how far the answer is from the minimum. By Pinsker's
+inequality, sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ class Step:
     """q_{k+1} in Delta(P_{k+1}), (H, W, A, W), and its certificate.
 
     policy (H, W, A) and transitions (H, W, A, W) are induced by q. log_q is the logarithm of q,
-    finite even if q underflows (-inf on padding). residual: largest violation of flow before the
-    answer was made feasible. gap: bound on how far the objective is from its optimum. v: dual
-    values from which the next step starts (empty if the method has none).
+    finite even if q underflows (-inf on padding). residual is the largest violation of flow before
+    the answer was made feasible. gap bounds how far the objective is from its optimum. v has the
+    dual values from which the next step starts (empty if the method has none).
     """
 
     q: FloatArray
@@ -79,10 +81,10 @@ def ftrl_step(
     start: FloatArray | None = None,
     tolerance: float = TOLERANCE,
 ) -> Step:
-    """Solves for cost = eta L~ (H, W, A), from dual values `start` (H + 1, W) or from zero.
+    """Returns the step for cost = eta L~ (H, W, A). Dual values start at `start` (H + 1, W) or 0.
 
-    If rounding keeps the residual above `tolerance` (costs beyond 10^3), the search stops there;
-    the answer states its residual and gap.
+    If rounding keeps the residual above `tolerance` (costs beyond 10^3), the search stops early.
+    The answer states its residual and gap.
 
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """
@@ -156,11 +158,11 @@ def descend(
     p: Floats,
     flows: Floats,
 ) -> tuple[float, int]:
-    """Minimises f in place: v, m = (m, ln m), p = (p, ln p, p on free cells, zero elsewhere).
+    """Minimises f. Overwrites v, m = (m, ln m) and p = (p, ln p, p on free cells or else zero).
 
     flows (2, H + 1, W) are inflow and outflow of every state. Every iteration tries Newton's step
-    on the logarithms, then damped steps. It takes the first that lowers f enough or halves the
-    residual (near the end), and stops if none does. Returns f and the number of iterations.
+    on the logarithms, then damped steps. It takes the first step that lowers f enough or, near the
+    end, halves the residual. It stops if no step does. Returns f and the number of iterations.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
@@ -234,7 +236,7 @@ def evaluate(
 
 @compiled
 def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
-    """Projects a row of n successors on its box: p (3, W) is p, ln p, p on free cells.
+    """Projects a row of n successors on its box. Writes p, ln p and p on free cells to `p` (3, W).
 
     `logs` (2, W) are the logarithms of the bounds, `after` (W,) the dual values v(x').
     """
@@ -302,7 +304,7 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """Adds the row p of one pair (x, a).
+    """Adds the derivatives of one pair's row p to `into` and `across`.
 
     Only the free cells of p can change; among them, the derivative is diag(p) - p p^T / sum p.
     """
@@ -323,8 +325,9 @@ def newton_step(
 ) -> Floats:
     """Returns Newton's step (H - 1, W) from the derivatives, with rows divided by the flows.
 
-    For the flows themselves, it is the step on ln inflow - ln outflow = 0; for ones and -gradient,
-    it is -(Hessian of f + damping)^-1 gradient. Padding states do not move.
+    If inflow, outflow are the flows, this is the step on ln inflow - ln outflow = 0. If they are
+    ones, and `target` is -gradient, it is -(Hessian of f + damping)^-1 gradient. Padding states do
+    not move.
     """
     H, W = len(widths) - 1, inflow.shape[1]
     matrix, step = null_space(widths, W) + damping * np.eye((H - 1) * W), np.zeros((H - 1, W))
@@ -346,7 +349,7 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns 1 1^T on every layer's states, one on padding, and a ridge against singularity."""
+    """Returns a matrix: 1 1^T on each layer's states, plus 1 on padding's diagonal and a ridge."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

@@ -1,4 +1,4 @@
-"""Private-UC-O-REPS (004, Algorithms 1 and 2): full information.
+"""Private-UC-O-REPS (paper 004, Algorithms 1 and 2): full information.
 
     pi_1 = pi^{q_1}, q_1 uniform on every layer
     for k = 1..K:
@@ -9,7 +9,7 @@
 
 with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Line 6 is
 `omd.ftrl_step`, started from the last dual values. The learner sees only private sums, so with any
-Privatizer all of it is post-processing.
+Privatizer all its work is post-processing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of either algorithm of 004; `scale` multiplies beta (1 gives Eq. 3.1)."""
+    """The constants of both algorithms of 004. `scale` multiplies beta; in Eq. 3.1, it is 1."""
 
     layers: Layers
     K: int
@@ -61,7 +61,7 @@ def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: f
 
 
 class PrivateUCOREPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes what is released after it."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release that follows."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

@@ -1,4 +1,4 @@
-"""Private UOB-LBPS (004, Algorithm 3): bandit feedback.
+"""Private UOB-LBPS (paper 004, Algorithm 3): bandit feedback.
 
     pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 all transitions
     for k = 1..K:
@@ -14,14 +14,13 @@ with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K.
 Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1), where E' bounds the noise of all
 losses with probability 1 - delta (Assumption 4.1). It adds E' to every pair, also to the pairs that
 the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u). The excess E' / u makes
-rare pairs look bad, which makes them rarer, and regret can be linear (docs/corrections.md).
+rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
+corrected form above has the mean q l / u times a known constant. That constant keeps the mean
+square of l" at most one, so that eta has the same scale as without noise. No regret bound is proved
+for either form with noise: the proof of Theorem 4.2 needs a third term that is not positive, and
+adding E' breaks this.
 
-The corrected form has the mean q l / u times a known constant. That constant keeps the mean square
-of l" at most one, so that eta has the scale that it has without noise. No regret bound is proved
-for either form with noise: the proof of Theorem 4.2 uses that its third term is non-positive, which
-the shift breaks.
-
-Both forms are l" = l if there is no noise.
+Without noise, both forms are l" = l.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class LossEstimate:
 
 
 class PrivateUOBLBPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes what is released after it."""
+    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release that follows."""
 
     def __init__(self, constants: Constants, estimate: LossEstimate) -> None:
         self.constants, self.estimate = constants, estimate

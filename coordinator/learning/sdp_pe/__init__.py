@@ -1,1 +1,1 @@
-"""SDP-PE (000, Algorithms 1-3) and its conference variant (003). Other algorithms are elsewhere."""
+"""SDP-PE (paper 000) and its conference variant (paper 003). Other algorithms are elsewhere."""

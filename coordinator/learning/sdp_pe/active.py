@@ -1,33 +1,36 @@
-"""The active set phi of paper 000: the interface that SDP-PE uses, and the implicit kind.
+"""The active set phi of paper 000: its interface, and its implicit representation.
 
-`ActiveSet` is the interface of Algorithm 1. `enumeration` lists every policy. If the policies are
-too many for that, `ImplicitPolicies`, below, keeps the inequalities that active policies satisfy.
+`ActiveSet` is the interface that Algorithm 1 uses. `enumeration` lists every policy. If there are
+too many policies for a list, `ImplicitPolicies`, below, keeps the inequalities that active policies
+satisfy.
 
 Stage b of Algorithm 1 (line 9) keeps pi if V_b(pi) > t_b. V_b is the value in that stage's
-estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. So
+estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. So after
+stage B
 
     phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B },
 
 and B exact evaluations decide whether a given policy is a member. Each inequality is linear in the
-occupancy measures of its own P_b only. So a linear program over one occupancy measure holds just
-one stage's constraint exactly (see `lagrangian`). This is what is exact:
+occupancy measures of its own P_b, but not in those of other models. So a linear program over one
+occupancy measure can state only one stage's constraint exactly (see `lagrangian`). The following
+parts are exact to these degrees:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
-  least_b, so by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }: no policy is
-  eliminated that enumeration would keep. If the two agree in every stage, the set is phi itself.
-  They agree if the newest model's best policy satisfies the earlier constraints.
+  least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }, and no policy
+  is eliminated that enumeration would keep. If least_b = sure_b in every stage, the set is phi
+  itself. They are equal if the newest model's best policy satisfies the earlier constraints.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
   the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint by
-  itself. The decisions form a product set, the same in every model. Plans stay within it.
-- **best and best_visits** return members that `lagrangian` finds; `bound` says how good they are.
+  itself. All plans use only the remaining decisions.
+- **best and best_visits** return members that `lagrangian` finds. `bound` says how good they are.
 - **bound** is the value of a linear program over one occupancy measure of the given model. Its
   feasible set contains phi: the newest constraint V_B(pi) >= least_B is weakened by
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
 
-  It is exact if P = P_B (then c = 0), and looser the more the two models differ.
+  The bound is exact if P = P_B (then c = 0). The more the two models differ, the looser it is.
 """
 
 from __future__ import annotations
@@ -51,31 +54,33 @@ from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 ROUNDING = 1e-12
 """Relative tolerance for comparing values, so that rounding eliminates no policy."""
 DEVIATIONS = 4
-"""Rounds of single deviations for many objectives; a single objective gets ten times as many."""
+"""Rounds of single deviations (`lagrangian`) for many objectives; one objective gets ten times
+more."""
 TIE = 1e-9
-"""Visits that `best_visits` gives up for a unit of value in the newest model."""
+"""Weight of the newest model's value when `best_visits` breaks ties between equal visits."""
 
 Representation = Literal["auto", "enumerated", "implicit"]
 
 
 class ActiveSet(Protocol):
-    """A set of deterministic policies, never empty. It is immutable: `eliminate` returns a new set.
+    """A set of deterministic policies, never empty.
 
-    Every policy that a method returns is a member. If the set is enumerated, `best` and
-    `best_visits` are exact, and `bound` is the value of `best`.
+    It is immutable: `eliminate` returns a new set. Every policy that a method returns is a member.
+    If the set is enumerated, `best` and `best_visits` are exact, and `bound` is the value of
+    `best`.
     """
 
     @property
     def d1(self) -> FloatArray:
-        """Start distribution (X,)."""
+        """The start distribution (X,)."""
 
     @property
     def size(self) -> int | None:
-        """Number of active policies, or None if it is not known."""
+        """The number of active policies, or None if it is not known."""
 
     @property
     def actions(self) -> BoolArray:
-        """Which actions an active policy may take at (h, x): (H, X, A); False means proved."""
+        """A mask (H, X, A) of actions. False means that no active policy takes a at (h, x)."""
 
     def best(self, model: Model) -> Plan:
         """Returns a member of large value under a model, and that value."""
@@ -86,18 +91,18 @@ class ActiveSet(Protocol):
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        After step h each member does what is best under `then`. `value` (X, A) is the probability
-        of the visit.
+        After step h, each member takes the best actions under `then`. `value` (X, A) is the
+        probability of the visit.
         """
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
-        """Drops members whose value is `radius` or more below the best (Algorithm 1, line 9).
+        """Drops members whose value is `radius` or more below the best value (Algorithm 1, line 9).
 
         Returns the remaining set and the best value.
         """
 
     def contains(self, policy: PolicyArray) -> bool:
-        """Tells whether a policy (H, X) is active."""
+        """Returns whether a policy (H, X) is active."""
 
 
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:
@@ -113,7 +118,8 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """One stage's constraint: V in `model` is at least `least`. V >= `sure` means surely in phi."""
+    """A stage's constraint: V in `model` >= `least`. A policy with V >= `sure` surely satisfies
+    it."""
 
     model: Model
     least: float
@@ -137,11 +143,11 @@ class ImplicitPolicies:
 
     @property
     def size(self) -> None:
-        """None: the policies that satisfy several models' inequalities cannot be counted."""
+        """Returns None: policies that satisfy several models' inequalities cannot be counted."""
         return
 
     def contains(self, policy: PolicyArray) -> bool:
-        """Tells whether a policy (H, X) is active."""
+        """Returns whether a policy (H, X) is active."""
         return all(float(value(*i.model, self.d1, policy)) >= i.least for i in self.inequalities)
 
     def best(self, model: Model) -> Plan:
@@ -161,9 +167,9 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        The actions after step h do not change these visits; they are those that are best in the
-        newest model, or in `then` before the first elimination. `value` (X, A) is the probability
-        of the visit.
+        The actions after step h do not change these visits. They are the best actions in the newest
+        model, or in `then` before the first elimination. `value` (X, A) is the probability of the
+        visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(
@@ -181,7 +187,7 @@ class ImplicitPolicies:
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
-        """Drops policies surely `radius` or more below the best (Algorithm 1, line 9).
+        """Drops policies whose value is surely `radius` or more below the best (line 9).
 
         Returns the remaining set and the best value. If no policy is known to be surely in phi, the
         stage eliminates nothing.
@@ -195,7 +201,7 @@ class ImplicitPolicies:
         return replace(self, anchor=member.policy)._add(Inequality(model, least, sure)), best
 
     def _add(self, inequality: Inequality) -> ImplicitPolicies:
-        """Returns the set with one more inequality, and the decisions that then remain."""
+        """Returns the set with one more inequality and only the decisions that then remain."""
         inequalities, actions = (*self.inequalities, inequality), self.actions
         for s in reversed(inequalities):
             values = [_best_taking(s.model, actions, self.d1, h).value for h in range(len(actions))]
@@ -208,7 +214,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns the stages' constraints; if there are none, one that always holds (for ties)."""
+        """Returns the stages' constraints, or one that always holds (it only breaks ties)."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 
@@ -247,7 +253,7 @@ def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[Float
 
 
 def _carry(model: Model, P: FloatArray, actions: BoolArray) -> FloatArray:
-    """Returns c (H, X, A), see the module, for a constraint in `model` planned under P."""
+    """Returns the module's c (H, X, A). `model` is the newest, (P_B, r_B); P is any model's."""
     high, low = _optimal(model, actions)[0][1:], _optimal(model, actions, -1.0)[0][1:]
     up, down = np.maximum(model.P - P, 0.0), np.maximum(P - model.P, 0.0)
     return np.asarray(np.einsum("hxay,hy->hxa", up, high) - np.einsum("hxay,hy->hxa", down, low))

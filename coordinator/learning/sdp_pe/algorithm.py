@@ -1,11 +1,12 @@
-"""SDP-PE, Algorithms 1-3 of 000: policy elimination from shuffled private counts.
+"""SDP-PE, Algorithms 1-3 of paper 000: policy elimination from shuffled private counts.
 
-Each stage b explores crudely (Algorithm 2): one batch for each layer finds the tuples W that are
-too rare to learn. It then explores finely (Algorithm 3) in one batch of a coverage design over the
-active policies. Policies provably worse than another are dropped (Algorithm 1, lines 7-13).
+Each stage b explores crudely (Algorithm 2): one batch for each layer finds W, the tuples (h, x, a,
+x') that are too rare to learn. Then the stage explores finely (Algorithm 3), in one batch of a
+coverage design over the active policies. Last, the stage drops policies that are provably worse
+than another (Algorithm 1, lines 7-13).
 
 The three algorithms are generators: they yield a deployment and receive its private counts.
-Comments name the lines of the pseudocode. The methods below them make the choices that the paper
+Comments name the lines of the pseudocode. Methods below each algorithm make choices that the paper
 leaves open, or in which `Constants` departs from the paper.
 """
 
@@ -43,15 +44,15 @@ from riffle.coordinator.learning.learner import (
 from riffle.coordinator.learning.planning import Model
 from riffle.coordinator.learning.postprocess import estimate_transition, precision
 from riffle.coordinator.learning.sdp_pe.active import ActiveSet, all_policies
+from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.coverage import Design, design
 from riffle.coordinator.learning.sdp_pe.estimation import Estimator, bootstrap
-from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for
 
 MOST_AUXILIARY = 512
-"""Largest number of policies of pi_0 in a mixture. A descriptor lists all of them."""
+"""The most policies of pi_0 (those of Algorithm 2) in a mixture, as a descriptor lists them all."""
 MOST_REMEMBERED = 1_000_000
-"""Largest number of counters that `memory` keeps: five batches with X=50, A=4, H=20."""
+"""The largest number of counters that `memory` keeps: five batches with X=50, A=4, H=20."""
 
 Steps = Generator[Deployment, BatchCounts, None]
 
@@ -80,7 +81,7 @@ class Fine:
 
 
 def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> float:
-    """Returns the radius of Algorithm 1, line 9, in value units."""
+    """Returns the radius of Algorithm 1, line 9, in units of value."""
     X, A, H = sizes.X, sizes.A, sizes.H
     return 2 * C * (math.sqrt(X * A * H**3 * iota / L_b) + X**3 * A * H**5 * E * iota / L_b)
 
@@ -89,8 +90,8 @@ class SDPPE:
     """One run of SDP-PE over a `Problem`; a `Learner`.
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
-    LearnerError if K is too small for a stage. Subclasses may change `fine_batches` (the fine batch
-    has this many times L_b episodes), the coverage design and the worst-case radius.
+    LearnerError if K is too small for a stage. Subclasses may change the coverage design, the
+    worst-case radius, and `fine_batches`: the fine batch has this many times L_b episodes.
     """
 
     fine_batches = 2
@@ -137,7 +138,7 @@ class SDPPE:
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
         after = self.phi.size
-        # Likely policies were planned before this elimination, so some may now be eliminated.
+        # These policies were planned before this elimination, so some may now be eliminated.
         members = [self.phi.contains(policy) for policy in self._likely]
         self._likely = self._likely[np.array(members, dtype=np.bool_)]
         self._model = fine.model
@@ -182,7 +183,7 @@ class SDPPE:
         return Crude(W, P_cru, pi_0, crude)  # line 13
 
     def _recall(self, stage: Stage) -> Crude:
-        """Returns the output of Algorithm 2, but from the counts of earlier stages alone."""
+        """Returns the output of Algorithm 2, computed from the counts of earlier stages alone."""
         H = self.problem.sizes.H
         weights = self._weights(self._memory, self._model.P)
         counts = pool(self._memory, weights, alike=self.problem.homogeneous)
@@ -245,7 +246,7 @@ class SDPPE:
         return design(self.phi, crude.P, atoms, floor=1 / stage.fine, tolerance=tolerance)
 
     def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
-        """Mixes pi^ref and pi_0 and, after the first stage, the policies that seem best."""
+        """Mixes pi^ref and pi_0. After the first stage, adds the policies that seem best."""
         share = self.constants.auxiliary_share
         pi_0 = self._thin(crude.pi_0)
         uniform = np.full(len(pi_0), share / len(pi_0))
@@ -269,9 +270,9 @@ class SDPPE:
         return np.asarray(pi_0[np.sort(chosen)])
 
     def _evidence(self, fine: Evidence, crude: Evidence | None) -> tuple[Evidence, ...]:
-        """Returns the counts behind a stage's model; `memory` keeps them for later stages.
+        """Returns the counts that a stage's model uses; `memory` keeps them for later stages.
 
-        Every batch slows all later bootstraps, so the oldest and smallest batches are forgotten.
+        Every kept batch slows all later bootstraps, so the oldest batches are forgotten.
         """
         parts = (fine, crude) if self.constants.pool and crude is not None else (fine,)
         parts = (*parts, *self._memory)
@@ -280,7 +281,7 @@ class SDPPE:
         return parts
 
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """Returns a stage's estimator; its weights follow the crude model, then its own."""
+        """Returns a stage's estimator. Weights `visits` need a model: that of a first estimator."""
         estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator
@@ -304,7 +305,7 @@ class SDPPE:
         )
 
     def _weights(self, parts: Sequence[Evidence], P: FloatArray) -> Weights:
-        """Returns the parts' weights (`evidence`); P predicts how often they visit (h, x, a)."""
+        """Returns the parts' weights (`evidence`). P predicts how often a part visits (h, x, a)."""
         if self.constants.weights == "batch":
             return batch_weights(parts)
         return visit_weights(parts, P, self.problem.d1)
@@ -312,7 +313,7 @@ class SDPPE:
     # -- Levels: the radius, E and the threshold of W ------------------------------------------
 
     def _radius(self, stage: Stage, fine: Fine) -> float:
-        """Returns the elimination radius; a bootstrap also finds the policies that may be best."""
+        """Returns the elimination radius. A bootstrap also finds the policies that may be best."""
         if self.constants.radius == "paper":
             E = self._precision(float(fine.counts[0].transition_variance.max()))
             return self._worst_case(stage.L_b, E)
@@ -378,6 +379,7 @@ class SDPPE:
             episodes_total=self.problem.K,
             finished=self._pending is None,
             constants=asdict(self.constants),
+            radius=self._stages[-1].radius if self._stages else None,
         )
 
     def _check(self, counts: BatchCounts) -> None:

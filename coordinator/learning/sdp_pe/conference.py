@@ -1,16 +1,16 @@
-"""SDP-PE, conference variant: Algorithms 1-3 of 003.
+"""SDP-PE, conference variant: Algorithms 1-3 of paper 003.
 
-It differs from 000 (`sdp_pe.algorithm`) in three places:
+It differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
-- a stage runs 2 L_b episodes: L_b crude ones (L_b / H for each layer) and L_b fine ones;
+- a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
 - fine exploration has no optimal design: every pi_{h,x,a}, the active policy that visits (h, x, a)
-  most under P~cru, runs for L_0 = L_b / (H X A) episodes. Eq. 20 of 003: the mixture's visitation
-  is within 12 H X A of every active policy's;
+  most under the crude model, runs for L_0 = L_b / (H X A) episodes. By Eq. 20 of 003, the mixture
+  visits each tuple at least 1 / (12 H X A) times as often as any active policy;
 - the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
-"Each for L_0 episodes" is a uniform mixture over the H X A policies: each user draws a policy, so
-L_0 holds on average and need not be whole. As in 000, policies of pairs that the batch is not
-expected to reach in any episode are left out (line 2 is then a tie between all policies).
+Here the H X A policies form a uniform mixture, from which each user draws a policy. So each policy
+runs for L_0 episodes on average, and L_0 need not be whole. As in 000, pairs that the batch is
+expected to reach in no episode get no policy, because line 2 is then a tie between all policies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from riffle.coordinator.learning.learner import Problem
 from riffle.coordinator.learning.planning import Model, occupancy
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE, Crude
+from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.coverage import Design
-from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 
 
 class ConferenceSDPPE(SDPPE):
-    """One run of the conference variant; `auxiliary_share` has no meaning in it and is zero."""
+    """One run of the conference variant, which has no `auxiliary_share`: it is set to zero."""
 
     fine_batches = 1
 
@@ -39,7 +39,7 @@ class ConferenceSDPPE(SDPPE):
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
         """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4).
 
-        The gap is relative to the optimal design's value, like the gap of `coverage.design`.
+        The gap is relative to the optimal design's value, as in `coverage.design`.
         """
         H = self.problem.sizes.H
         pi = np.concatenate([self._best_visits(crude.P, h, stage.fine) for h in range(H)])

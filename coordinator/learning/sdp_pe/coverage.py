@@ -1,21 +1,21 @@
-"""The exploration mixture of Eq. 4 of 000, as an optimal design.
+"""The exploration mixture of Eq. 4 of paper 000, as an optimal design.
 
 Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi(h, x, a) be
 its visit probability under the crude model, and Z the tuples that some active policy reaches:
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
-By the equivalence theorem of Kiefer and Wolfowitz this is the same as maximising the concave
-sum_{Z} log d_pi(h, x, a), and the optimal value is |Z|. The method is column generation.
-Multiplicative updates w_i <- w_i g_pi(i) / |Z|, which increase that sum, set the weights over a set
-of policies (atoms). Then the best active policy for the reward 1 / d_pi joins the atoms (the linear
-step). The method stops on the certificate
+By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the problem is the
+same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation: first,
+updates w_i <- w_i g_pi(i) / |Z|, each of which increases this sum, set the weights of a set of
+policies (atoms). Then the linear step adds the best active policy for the reward 1 / d_pi to the
+atoms. The method stops on the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
 which also implies that the sum is at most |Z| tolerance below its maximum. In an implicit active
 set, the linear step may miss the best policy. The certificate then uses an upper bound of the
-supremum (`bound`), and the reported gap may exceed the tolerance.
+supremum (`ActiveSet.bound`), and the reported gap may exceed the tolerance.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MOST_ATOMS = 512
 class Design:
     """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
 
-    visits (H, X, A) is the mixture's visitation under the model; reached (H, X, A) is Z; gap is
-    sup_mu g / |Z| - 1 (zero at the optimum), or an upper bound; iterations counts linear steps.
+    visits (H, X, A) is the mixture's visitation under the model. reached (H, X, A) is Z. gap is
+    sup_mu g_pi(mu) / |Z| - 1 (zero at the optimum), or an upper bound. iterations counts steps.
     """
 
     policies: PolicyArray
@@ -63,7 +63,7 @@ def design(
 
     `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that no
     atom visits with probability `floor` count as unreachable and are left out of Z (unless Z would
-    be empty). If there are more than MOST_ATOMS atoms, the design starts from few policies that
+    be empty). If there are more than MOST_ATOMS atoms, the design starts from a few policies that
     reach Z. Atoms of negligible weight are dropped before the certificate is computed.
     """
     d = occupancy(P, active.d1, atoms)
@@ -96,7 +96,7 @@ def _gap(g: FloatArray | float, reached: BoolArray) -> float:
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Returns few policies that visit every tuple a tenth as often as `best`, with their visits.
+    """Returns a few policies and their visits; each tuple gets a tenth of `best` from one of them.
 
     Linear steps find policies for uncovered tuples. Once they find none, atoms cover the rest.
     """
@@ -116,7 +116,7 @@ def _cover(
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Updates weights w (M,) until every atom of d (M, |Z|) meets the bound 1 + `tolerance`."""
+    """Updates weights w (M,) until g_pi / |Z| <= 1 + `tolerance` for every atom of d (M, |Z|)."""
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g

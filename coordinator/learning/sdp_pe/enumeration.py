@@ -1,4 +1,4 @@
-"""Active sets as lists: the set phi of 000 as an array of bits, one for each class of policies.
+"""Active sets as lists: the set phi of paper 000, as an array of bits, one for each policy class.
 
 Two policies have the same value if they differ only at step 0, in states where no episode starts.
 So a class is a choice of action in every *free* cell (h, x): the start states at h = 0, all X
@@ -12,7 +12,7 @@ on. With D (prefixes, X) the state distribution at m, R (prefixes,) the reward e
 
 and phi is a boolean matrix of that shape. Elimination removes whole prefixes and suffixes, so
 everything is computed on the rows and columns that remain. Before any elimination, plain backward
-induction gives the same maxima and is used instead.
+induction gives the same maxima, so it is used instead.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray, LearnerEr
 from riffle.coordinator.learning.planning import Model, Plan, plan
 
 LIMIT = 2**24
-TILE = 16  # rows and columns that BLAS kernels take at a time, or a multiple of it
+TILE = 16  # a multiple of the rows and columns that BLAS kernels take at a time
 
 
 class EnumerationTooLarge(LearnerError):  # noqa: N818 -- says what is the matter
-    """There are more deterministic policies than exact enumeration can hold."""
+    """Raised if there are too many deterministic policies to enumerate."""
 
 
 def classes(sizes: Sizes, d1: FloatArray) -> int:
@@ -45,8 +45,8 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
 class Block(NamedTuple):
     """The rows and columns of phi that are not empty.
 
-    prefixes (p,) and suffixes (s,) of active policies, ascending; pairs (p, s) marks the active
-    ones.
+    prefixes (p,) and suffixes (s,) of active policies ascend; pairs (p, s) is True for an active
+    pair.
     """
 
     prefixes: PolicyArray
@@ -64,8 +64,8 @@ class Block(NamedTuple):
 class EnumeratedPolicies:
     """The active set phi, an `ActiveSet`. It is immutable: `eliminate` returns a new set.
 
-    `step_actions[h]` (choices, X) lists the action vectors of step h, `cut` is m, and `active` is
-    (prefixes, suffixes), or None while nothing has been eliminated.
+    `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is m. `active`
+    (prefixes, suffixes) is phi, or None while nothing has been eliminated.
     """
 
     d1: FloatArray
@@ -94,12 +94,12 @@ class EnumeratedPolicies:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(prefixes, suffixes)."""
+        """The numbers of prefixes and suffixes."""
         return math.prod(self._counts[: self.cut]), math.prod(self._counts[self.cut :])
 
     @property
     def size(self) -> int:
-        """Number of active classes."""
+        """The number of active classes."""
         return math.prod(self.shape) if self.active is None else int(np.count_nonzero(self.active))
 
     def values(self, model: Model) -> FloatArray:
@@ -125,7 +125,8 @@ class EnumeratedPolicies:
         """Returns for every (x, a) the active policy that visits (h, x, a) most: (X, A, H, X).
 
         `_complete` chooses the actions after step h, which do not change these visits. If no policy
-        visits the tuple, it is any active one. `value` (X, A) is the probability of the visit.
+        visits (h, x, a), the result is any active policy. `value` (X, A) is the probability of the
+        visit.
         """
         if self._block is None:
             return self._best_visits_of_all(P, h, then)
@@ -160,7 +161,7 @@ class EnumeratedPolicies:
 
     @property
     def actions(self) -> BoolArray:
-        """Which actions some active policy takes at (h, x): (H, X, A)."""
+        """The mask (H, X, A) of actions that some active policy takes."""
         A = self._actions_count
         taken = np.zeros((*self._policy_shape, A), dtype=np.bool_)
         for h, step in enumerate(self.step_actions):
@@ -168,7 +169,7 @@ class EnumeratedPolicies:
         return taken
 
     def contains(self, policy: PolicyArray) -> bool:
-        """Tells whether a policy (H, X), or the class it belongs to, is active."""
+        """Returns whether the class of a policy (H, X) is active."""
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
@@ -190,7 +191,7 @@ class EnumeratedPolicies:
 
     @property
     def _counts(self) -> list[int]:
-        """Number of choices of every step."""
+        """The number of choices of every step."""
         return [len(step) for step in self.step_actions]
 
     @property
@@ -213,8 +214,8 @@ class EnumeratedPolicies:
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
         """Returns the classes of the steps before h, ascending, and the choices of each at h.
 
-        Shapes (classes,) and (classes, choices) of zeros and ones; after the cut, some have no
-        choice.
+        The shapes are (classes,) and (classes, choices); choices are zeros and ones. After the cut,
+        a class may have no choice.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -248,7 +249,7 @@ class EnumeratedPolicies:
         """Returns active policies that begin with the given classes of the steps 0..h.
 
         Up to the cut, each continues like the first active class with the same beginning. After the
-        cut, it does what is best under `then`.
+        cut, it takes the best actions under `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])
@@ -267,8 +268,8 @@ class EnumeratedPolicies:
         """Returns the values of every pair of these prefixes and suffixes."""
         D, R = self._prefix_values(model)
         P, S = len(prefixes), len(suffixes)
-        # BLAS rounds a block's edges differently. Whole tiles keep a policy's value independent of
-        # which others remain, so ties stay ties.
+        # BLAS rounds differently at a block's edges. With whole tiles, a policy's value does not
+        # depend on which other policies remain, so ties stay ties.
         D, V = D[_whole_tiles(prefixes)], self._suffix_values(model)[_whole_tiles(suffixes)]
         values: FloatArray = (D @ V.T)[:P, :S]
         values += R[prefixes, None]
@@ -313,7 +314,7 @@ def _free_cells(sizes: Sizes, d1: FloatArray) -> int:
 
 
 def _actions(sizes: Sizes, free: BoolArray) -> PolicyArray:
-    """Returns all action vectors (A^free, X) of one step in lexicographic order; 0 if not free."""
+    """Returns one step's action vectors (A^free, X) in lexicographic order; 0 where not free."""
     vectors = np.zeros((sizes.A ** int(free.sum()), sizes.X), dtype=np.int64)
     places = sizes.A ** np.arange(int(free.sum()))[::-1]
     vectors[:, free] = np.arange(len(vectors))[:, None] // places % sizes.A

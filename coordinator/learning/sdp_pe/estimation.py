@@ -1,38 +1,39 @@
-"""Models of the absorbing MDP from private counts, and how far such a model may be off.
+"""Models of the absorbing MDP from private counts, and the error that such a model may have.
 
-`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (000, Eq. 3). It also takes stacks of
-counts, so the parametric bootstrap runs the very estimator that it judges.
+`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). It takes stacks of
+counts, too, so the parametric bootstrap runs the same estimator whose error it measures.
 
-**Which counts.** The paper uses only the stage's fine batch. Pooling adds the stage's crude
-batches, and memory adds the batches of earlier stages, with the weights of `evidence`.
+**Which counts.** The paper uses only the stage's fine batch. The constant `pool` adds the stage's
+crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
 
-**Shrinkage.** While noise hides how steps differ, their rows share one estimate: each gets
-pseudo-visits like the mean over all steps, worth `shrinkage` standard deviations of noise. This is
-biased if steps differ.
+**Shrinkage.** While noise hides how steps differ, their rows share one estimate: each row gets
+`shrinkage` standard deviations of noise as pseudo-visits, distributed like the mean over all steps.
+This is biased if steps differ.
 
-**Bootstrap radius.** It replaces line 9 of Algorithm 1. The counts are drawn again around the
-post-processed ones, with Gaussian sampling error and privacy noise, and each draw goes through the
-same estimator. The estimate V^ is made without shrinkage and the draws V_d with it, so the gaps
-include the bias of shrinkage, as far as the counts show it. With pi^ the best policy of V^, and
-pi_d the best policy of V_d, the radius is a high quantile of
+**Bootstrap radius.** It replaces line 9 of Algorithm 1. New counts are drawn around the
+post-processed counts, with Gaussian sampling error and privacy noise. Each draw goes through the
+same estimator. The values V^ are estimated without shrinkage, the values V_d of the draws with
+shrinkage. So the gaps include the bias of shrinkage, as far as the counts show it. Let pi^ be the
+best policy of V^, and pi_d the best policy of V_d. The radius is a high quantile of
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another? The second asks: if a draw were true (a posterior under a flat prior), by how much does its
-best policy seem worse in the estimate? So a policy that is rarely visited, and so uncertain, stays
-even if its estimate is low. The pi_d are also likely to be best: the next stage explores them.
+best policy seem worse in the estimate? So an uncertain policy, which few episodes visit, stays even
+if its estimate is low. The policies pi_d are likely to be the best, so the next stage explores
+them.
 
 At every (h, x), pi_d takes an action of some active policy. It is the best of all policies that do
-so, and these include the active ones. So the quantile errs on the safe side. W is kept, so the
-bias of the absorbing MDP is not in the radius (tests state how often the optimal policy survives).
-A reward sum is drawn given the drawn visits: its bits are Bernoulli, of variance r (1 - r) a visit.
-With the families `joint` its noise is part of the visits' noise, because both are sums of the same
-counters. The sampling variance of a count is taken as at least one, so that a tuple never seen does
-not count as known.
+so, which include the active ones. So the quantile errs on the safe side. The draws keep W, so
+the radius does not include the bias of the absorbing MDP (tests state how often the optimal policy
+survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli, of variance r (1 -
+r) a visit. With the families `joint` its noise is part of the visits' noise, because both are sums
+of the same counters. The sampling variance of a count is taken as at least one, so that a tuple
+that was never counted does not seem certain.
 
-All of it is post-processing: it sees private counts only. The draws come from the caller's
-generator, which is seeded by the run.
+All of this is post-processing, because it sees only private counts. The draws come from the
+caller's generator, which the run seeds.
 """
 
 from __future__ import annotations
@@ -65,18 +66,18 @@ from riffle.coordinator.learning.sdp_pe.active import ActiveSet
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
-"""Largest size of stacked draws. Beyond it, counts are drawn one by one to fit the cache."""
+"""The most numbers in a stack of draws. Larger counts are drawn one by one, to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """The choices of estimation, fixed before the counts are seen.
 
-    H is the horizon. Tuples in W (H or 1, X, A, X) lead to x-dagger. E is the tolerance of Eq. 7 in
-    counts; `add_on` is as in `Constants`. A reward sum is divided by at least `least_visits`
+    H is the horizon. Tuples in W (H or 1, X, A, X) lead to x-dagger. E is the precision in Eq. 7,
+    in counts; `add_on` is as in `Constants`. A reward sum is divided by at least `least_visits`
     standard deviations of a visit count's noise, so that noise alone does not make a rarely visited
-    pair seem rewarding (0: literal Eq. 3). Each part has one of the `weights`; `alike` sums over
-    steps; `flow` first makes counts flow-consistent. `shrinkage` is as in `Constants`.
+    pair seem rewarding (0: literal Eq. 3). `weights` has the weights of each part. `alike` sums
+    over steps. `flow` first makes counts flow-consistent. `shrinkage` is as in `Constants`.
     """
 
     H: int
@@ -132,7 +133,7 @@ def _every_step(array: FloatArray, H: int, axes: int) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The radius, in value units, and the best policies pi_d of the first draws, (LIKELY, H, X)."""
+    """The radius, in units of value, and the policies pi_d (LIKELY, H, X) of the first draws."""
 
     radius: float
     likely: PolicyArray
@@ -164,7 +165,7 @@ def bootstrap(
     size = DRAWS * sum(part.transitions.size for part in parts)
     for drawn in _prefetch(draw, [DRAWS] if size <= LARGEST_STACK else [1] * DRAWS):
         P, r = estimator.model(drawn)
-        # An action that no active policy takes costs more than a run can earn, so none is planned.
+        # An action that no active policy takes costs more than an episode earns: no plan takes it.
         pi_d = plan(P, np.where(actions, r, -float(estimator.H + 1)), active.d1)
         in_draw = pi_d.value - value(P, r, active.d1, best)
         in_estimate = value(*model, active.d1, best) - value(*model, active.d1, pi_d.policy)
@@ -197,7 +198,7 @@ def _resample(
     r: FloatArray,
     families: Families,
 ) -> Evidence:
-    """Returns copies of a batch's counts, drawn around the post-processed ones."""
+    """Returns copies of a batch's counts, drawn around its post-processed counts."""
 
     def gaussian(mean: FloatArray, variance: FloatArray | float) -> FloatArray:
         drawn = generator.standard_normal((draws, *mean.shape))
@@ -205,7 +206,7 @@ def _resample(
 
     true = gaussian(centre.transitions, np.maximum(centre.transitions, 1.0) * part.possible)
     zeros = np.zeros_like(centre.transitions)
-    # In `joint` a transition is the sum of two counters, and a reward sum holds one of them.
+    # In `joint` a transition is the sum of two counters, and a reward sum uses one of them.
     shares = 2 if families == "joint" else 1
     noise = [gaussian(zeros, part.transition_variance / shares) for _ in range(shares)]
     transitions = true + sum(noise)

@@ -1,4 +1,4 @@
-"""Planning under value constraints: the linear step over an implicit active set.
+"""Planning under constraints on values: the linear step over an implicit active set.
 
 For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) among those with
 
@@ -11,19 +11,20 @@ the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is t
 chord between the best feasible point and the infeasible one in the (V_j, V_0) plane.
 
 - If P_0 = P_j, this is Lagrangian relaxation of the linear program over occupancy measures of P_0
-  with one constraint. After finitely many steps, the chords end at its optimal multiplier, where
+  with one constraint. After finitely many steps, the chords end at the optimal multiplier, where
 
       D(lambda) = max_pi V_0(pi) + lambda (V_j(pi) - t_j)
 
   is the LP's value. The LP's optimum mixes the two ends of the last chord. Only one end is
-  feasible, and that one is returned.
-- If P_0 and P_j differ, the joint problem is a multi-model MDP. No backward induction solves it,
-  because its optimum depends on which model is true, hence on the history; D bounds nothing. The
-  induction is then a heuristic, but its policy is feasible, because values are exact.
+  feasible; it is returned.
+- If P_0 and P_j differ, the joint problem is a multi-model MDP. Backward induction cannot solve
+  this problem, because its optimum depends on which model is true, hence on the history. D bounds
+  nothing. The induction is then a heuristic, but its policy is feasible, because values are exact.
 
-Single deviations follow: changing pi at one (h, x) to a changes V_b by exactly d_b(h, x) (Q_b(h, x,
-a) - V_b(h, x)). The feasible change that raises V_0 most is made, repeatedly. All of it is batched
-over T objectives r_0 with one P_0.
+Then come single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
+d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b is the state's probability. Each round makes the
+feasible change that raises V_0 most. All computations are batched over T objectives r_0 with one
+P_0.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Constraints:
     def of(
         cls, models: Sequence[Model], t: Sequence[float], actions: BoolArray, d1: FloatArray
     ) -> Constraints:
-        """Stacks models."""
+        """Returns the constraints of these models, stacked."""
         P, r = np.stack([m.P for m in models]), np.stack([m.r for m in models])
         return cls(P, r, np.array(t), actions, d1)
 
@@ -102,10 +103,10 @@ def maximise(
 ) -> Solution:
     """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
 
-    They are never worse than `anchor` (H, X) and each of `starts` (T, H, X), if these satisfy the
-    constraints. The search tries Lagrange multipliers, then at most `deviations` rounds of single
-    deviations. To break ties of V_0, the last constraint's value is added with the weight `tie`;
-    V_0 loses at most this term.
+    Each policy is at least as good as `anchor` (H, X), and as its row of every start (T, H, X), if
+    these satisfy the constraints. The search tries Lagrange multipliers, then at most `deviations`
+    rounds of single deviations. To break ties of V_0, the last constraint's value is added with the
+    weight `tie`; V_0 loses at most this term.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
@@ -184,7 +185,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Runs backward induction on Q_0 + lambda Q_j; each value continues in its own model."""
+    """Runs backward induction on Q_0 + lambda Q_j. Each value continues in its own model."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))

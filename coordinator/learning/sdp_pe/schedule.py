@@ -1,17 +1,17 @@
 """Cuts K episodes into stages and batches that use every episode.
 
-Stage b of Algorithm 1 (000) runs 3 L_b episodes: H crude batches that share L_b, and one fine batch
-of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 that share is one
-half, so there `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first stage
-has crude batches. L_b / H is rarely whole, and below one in the first stages, so batches are
-rounded:
+Stage b of Algorithm 1 of 000 runs 3 L_b episodes: H crude batches that share L_b, and a fine batch
+of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 their share is one
+half, so for 003 `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first
+stage has crude batches. L_b / H is rarely a whole number, and below one in the first stages. So
+batches are rounded:
 
 - the crude episodes are spread as evenly as possible: the first layers may take one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage then exceeds 3 L_b);
-- the last stage (line 3) gets the remaining episodes, divided alike. If they are too few for a
-  stage's smallest batches, the fine batch of the stage before takes them.
+- the last stage (line 3) gets the remaining episodes, divided in the same way. If they are too few
+  for a stage's smallest batches, the fine batch of the previous stage takes them.
 
-The sum in lines 2-3 runs to b - 1, over the stages already finished.
+The sum in lines 2-3 of Algorithm 1 runs to b - 1, over the stages already finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from riffle.coordinator.learning.learner import LearnerError, Problem
-from riffle.coordinator.learning.sdp_pe.presets import Constants
+from riffle.coordinator.learning.sdp_pe.constants import Constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Stage:
 
     @property
     def episodes(self) -> int:
-        """Episodes of the whole stage."""
+        """The number of episodes of the whole stage."""
         return sum(self.crude) + self.fine
 
 
@@ -49,7 +49,7 @@ class Schedule:
 
 
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
-    """Returns a run's schedule; L_1 is `first_stage` or, if that is 0, set by `visits_per_noise`.
+    """Returns a run's schedule. L_1 is `first_stage`; if that is 0, `visits_per_noise` sets L_1.
 
     With one state there are no transitions to learn: all episodes of a stage are fine.
     """
@@ -89,7 +89,7 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
 
 
 def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]:
-    """Returns L_b of Algorithm 1 until `batches` sum L_b reaches K; `_stages` cuts the last one."""
+    """Returns L_b of Algorithm 1 until `batches` * sum L_b reaches K. `_stages` cuts the last."""
     lengths = [L_1]
     while batches * sum(lengths) < K:
         lengths.append(round(L_1 * growth ** len(lengths)))
@@ -97,9 +97,9 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many L_b as fit, from L_1 = `least`, so that `batches` sum L_b = K.
+    """Returns as many L_b as fit, from L_1 = `least`, so that `batches` * sum L_b = K.
 
-    Each is longer than the one before by one factor: the smallest from `growth` on that fills K.
+    All grow by the same factor: the smallest factor, at least `growth`, that fills K.
     """
     B, total, target = 1, 1.0, K / (batches * least)
     while total + growth**B <= target:
@@ -133,7 +133,7 @@ def _stages(K: int, H: int, lengths: list[int], constants: Constants, batches: i
 
 
 def _stage(b: int, episodes: int, H: int, constants: Constants, batches: int) -> Stage:
-    """Returns a stage of `batches` L_b episodes; layers share the crude ones evenly."""
+    """Returns a stage of `batches` * L_b episodes. Layers share its crude episodes evenly."""
     n = int(episodes * constants.crude_share * 3 / batches + 1e-9)
     crude = [max(n // H + (h < n % H), constants.smallest_n) for h in range(H)]
     if b > 1 and not constants.crude_every_stage:

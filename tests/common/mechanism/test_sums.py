@@ -70,7 +70,9 @@ def test_the_sum_is_that_of_the_messages_counter_by_counter() -> None:
 
 def test_all_roles_together_give_unbiased_counts() -> None:
     episodes = [episode(0)] * 400 + [None] * 100
-    counts = sums.run(LAYOUT, NOISE, episodes, SystemRandomness(), ANALYZER, INFO, fresh)
+    drawn = (sums.encode(LAYOUT, NOISE, 16, each, SystemRandomness()) for each in episodes)
+    total = opened([sums.mask(vector, fresh(), PUBLIC, INFO) for vector in drawn])
+    counts = shuffle_model.debias(total.astype(np.int64), 500, NOISE)
     true = np.bincount(LAYOUT.encode(episode(0)), minlength=LAYOUT.counters) * 400
     assert np.abs(counts - true).max() < 8 * NOISE.variance(500) ** 0.5
 

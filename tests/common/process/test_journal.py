@@ -12,7 +12,7 @@ import pytest
 
 import riffle
 from riffle.common.process.journal import Journal, JsonLines
-from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.metrics import JOURNAL as COORDINATOR
 from riffle.node_client.settings import JOURNAL as NODE
 from riffle.shuffler.metrics import JOURNAL as SHUFFLER
@@ -136,3 +136,53 @@ def test_a_fatal_error_is_logged_with_its_sentence(caplog: pytest.LogCaptureFixt
     Journal("test").fatal(LocalError("invalid-spec", "set RIFFLE_X"))
     message = {"event": "ended", "problem": "invalid-spec", "detail": "set RIFFLE_X"}
     assert json.loads(caplog.messages[0]) == message
+
+
+class SecretError(Exception):
+    """An error of a library, which quotes what it worked on."""
+
+    def __str__(self) -> str:
+        return "secret"
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def chained() -> Exception:
+    """An error whose cause, context, notes and arguments hold texts."""
+    error = RuntimeError("secret", b"secret")
+    error.__cause__, error.__context__ = ValueError("secret"), KeyError("secret")
+    error.add_note("secret")
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(2, "secret", "secret", None, "secret"),
+        ConnectionResetError("secret"),
+        KeyError("secret"),
+        UnicodeDecodeError("ascii", b"secret", 0, 1, "secret"),
+        json.JSONDecodeError("secret", "secret", 0),
+        RemoteError("late", "secret"),
+        LocalError("unavailable", "secret"),
+        ExceptionGroup("secret", [ValueError("secret")]),
+        SystemExit("secret"),
+        SecretError(),
+        chained(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_unexpected_error_is_logged_without_its_text(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    try:
+        fail(error)
+    except BaseException as raised:
+        Journal("test").exception("unexpected-error", raised, method="GET", route="/v1/x")
+        logging.getLogger("library").exception("%s", raised)  # noqa: TRY401  (it must not show)
+    own, library = (JsonLines("test").format(record) for record in caplog.records)
+    assert json.loads(own)["error"] == json.loads(library)["error"] == type(error).__name__
+    assert "test_journal.py:" in json.loads(own)["where"]
+    assert "secret" not in own + library

@@ -51,6 +51,8 @@ def test_a_missing_file_is_explained(tmp_path: Path) -> None:
 def test_references_short_names_and_suggestions() -> None:
     assert is_file_reference("a/b.py:C")
     assert not is_file_reference("gymnasium:FrozenLake-v1")
+    with pytest.raises(LocalError, match=r"a/b\.py: name the class or function in it"):
+        is_file_reference("a/b.py")
     assert short_name("dir/Own_learner.py:Mine") == "own-learner"
     assert (
         suggestion("riverswin-v0", ["RiverSwim-v0", "Bandit-v0"])

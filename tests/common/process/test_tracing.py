@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
+from riffle.common.process.journal import Journal
 from riffle.common.process.tracing import (
     VARIABLES,
     export_spans,
@@ -23,6 +25,7 @@ from riffle.common.process.tracing import (
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.monitoring import MetricsMiddleware, RequestMetrics
+from riffle.common.server.service import make_app
 
 
 @pytest.fixture
@@ -97,6 +100,21 @@ def test_spans_of_requests_have_their_route(exporter: InMemorySpanExporter) -> N
     assert carried(second) == carried(third) == {"http.response.status_code"}
     text = first.to_json() + second.to_json() + third.to_json().lower()
     assert "alice" not in text and "ab" * 16 not in text, "nor does a trace go on from a caller's"
+
+
+def test_the_framework_exports_no_spans_of_its_own(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would hold paths, and go to whichever collector the environment names."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
+    metrics = RequestMetrics(CollectorRegistry())
+    app = make_app("test", Journal("test"), metrics, lambda _: nullcontext(), ())
+    assert TestClient(app).get("/users/alice").status_code == 404
+    (ours,) = exporter.get_finished_spans()
+    assert carried(ours) == {"http.response.status_code"}
+    provider.shutdown()
 
 
 def test_a_collector_receives_spans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from riffle.common.mechanism.parameters import (
     Noise,
 )
 from riffle.common.protocol import descriptor as d
+from riffle.common.protocol import signatures
 from riffle.common.protocol.errors import RemoteError
 from tests.common.descriptors import ONE_MESSAGE, RUN_ID, descriptor
 
@@ -209,28 +210,28 @@ def test_the_noise_bits_of_a_report_are_bounded() -> None:
 
 
 def test_batch_ids_are_deterministic_and_distinct() -> None:
-    ids = {d.batch_id(run, i) for run in (RUN_ID, "0" * 32) for i in range(50)}
+    ids = {signatures.batch_id(run, i) for run in (RUN_ID, "0" * 32) for i in range(50)}
     assert len(ids) == 100
-    assert d.batch_id(RUN_ID, 3) in ids
+    assert signatures.batch_id(RUN_ID, 3) in ids
 
 
 def test_signatures_verify_and_do_not_cross_protocol_steps() -> None:
     data = d.serialize(descriptor())
     context, batch_key = d.parse(data), bytes(32)
-    deposit = d.sign_deposit(PRIVATE, data)
-    counter = d.countersign(PRIVATE, context.digest, batch_key)
-    d.verify_deposit(PUBLIC, data, deposit)
-    d.verify_countersign(PUBLIC, context.digest, batch_key, counter)
+    deposit = signatures.sign_deposit(PRIVATE, data)
+    counter = signatures.countersign(PRIVATE, context.digest, batch_key)
+    signatures.verify_deposit(PUBLIC, data, deposit)
+    signatures.verify_countersign(PUBLIC, context.digest, batch_key, counter)
     faults: list[Callable[[], None]] = [
-        lambda: d.verify_deposit(PUBLIC, data + b" ", deposit),
-        lambda: d.verify_deposit(PUBLIC, data, counter),
-        lambda: d.verify_deposit(PUBLIC, data, ""),
-        lambda: d.verify_deposit(PUBLIC, data, "zz"),
-        lambda: d.verify_deposit(PUBLIC, data, deposit.upper()),
-        lambda: d.verify_deposit(PUBLIC, data, f" {deposit}"),
-        lambda: d.verify_deposit(bytes(32), data, deposit),
-        lambda: d.verify_countersign(PUBLIC, context.digest, b"\x01" + bytes(31), counter),
-        lambda: d.verify_countersign(PUBLIC, bytes(32), batch_key, counter),
+        lambda: signatures.verify_deposit(PUBLIC, data + b" ", deposit),
+        lambda: signatures.verify_deposit(PUBLIC, data, counter),
+        lambda: signatures.verify_deposit(PUBLIC, data, ""),
+        lambda: signatures.verify_deposit(PUBLIC, data, "zz"),
+        lambda: signatures.verify_deposit(PUBLIC, data, deposit.upper()),
+        lambda: signatures.verify_deposit(PUBLIC, data, f" {deposit}"),
+        lambda: signatures.verify_deposit(bytes(32), data, deposit),
+        lambda: signatures.verify_countersign(PUBLIC, context.digest, b"\x01" + bytes(31), counter),
+        lambda: signatures.verify_countersign(PUBLIC, bytes(32), batch_key, counter),
     ]
     for fault in faults:
         with pytest.raises(RemoteError) as caught:

@@ -1,21 +1,27 @@
 """Private keys on disk, encrypted under a key that is kept elsewhere."""
 
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import (
     MAGIC,
     OVERHEAD,
     StorageCipher,
+    create_file,
     erase_file,
     is_sealed,
     replace_file,
 )
+from riffle.coordinator.batches.keys import KeyRing
+from riffle.shuffler.store.vault import BatchSecret, Vault
 
 KEY = bytes(range(32))
 
@@ -73,3 +79,73 @@ def test_files_are_replaced_whole_and_erased(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     replace_file(file, b"two")
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[bytes]]]:
+    """What each sync makes durable, a file or the folder, and the contents of all files then."""
+    seen: list[tuple[str, list[bytes]]] = []
+
+    def sync(descriptor: int) -> None:
+        kind = "folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file"
+        files = [file.read_bytes() for file in tmp_path.iterdir() if file.is_file()]
+        seen.append((kind, sorted(files)))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return seen
+
+
+@pytest.mark.parametrize("write", [replace_file, create_file])
+def test_a_power_failure_finds_whole_files(
+    tmp_path: Path,
+    synced: list[tuple[str, list[bytes]]],
+    write: Callable[[Path, bytes], object],
+) -> None:
+    """A file's bytes are synced before its name, and its name before anybody relies on it."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"old")
+    write(old if write is replace_file else new, b"new")
+    after = [b"new"] if write is replace_file else [b"new", b"old"]
+    assert synced == [("file", [b"new", b"old"]), ("folder", after)]
+
+
+def test_a_power_failure_finds_the_old_number_or_the_new_one(
+    tmp_path: Path, synced: list[tuple[str, list[bytes]]]
+) -> None:
+    head = HeadFolder(tmp_path, "store")
+    head.write(1)
+    head.write(2)
+    assert synced == [("folder", [b""]), ("folder", [b"", b""])]
+    assert head.written() == 2
+
+
+def test_a_power_failure_brings_no_secret_of_a_batch_back(
+    tmp_path: Path, synced: list[tuple[str, list[bytes]]]
+) -> None:
+    """It is overwritten, and synced, under its name; the record of its hand-over goes last."""
+    vault = Vault(tmp_path, StorageCipher(None))
+    vault.put("batch", BatchSecret.generate())
+    secret = (tmp_path / "batch.secret").read_bytes()
+    vault.pin("batch", "digest")
+    synced.clear()
+    vault.destroy("batch")
+    (_, first), (_, second), last = synced
+    assert b"digest" in first and secret not in first
+    assert len(second) == 1 and second != [b"digest"]
+    assert last == ("folder", [])
+
+
+def test_a_power_failure_brings_no_key_of_the_analyzer_back(
+    tmp_path: Path, synced: list[tuple[str, list[bytes]]]
+) -> None:
+    keys = KeyRing(tmp_path, StorageCipher(None), lambda: 0.0)
+    keys.init()
+    (old,) = keys.records()
+    private = keys._private_file(old.id).read_bytes()
+    keys.activate(keys.make().id)
+    synced.clear()
+    keys.erase_unused(tuple)
+    (_, _), (recorded, before), (_, erasing), (erased, after) = synced
+    assert (recorded, erased) == ("folder", "folder"), "recorded before the file is erased"
+    assert private in before and private not in erasing
+    assert len(after) == len(erasing) - 1

@@ -1,5 +1,7 @@
 """The authenticator: which tokens are valid, and what guesses cost other callers."""
 
+from contextlib import suppress
+
 import pytest
 
 from riffle.common.process.endpoint import hash_token
@@ -81,3 +83,35 @@ def test_errors_that_are_not_about_the_token_cost_nothing() -> None:
     for _ in range(3):
         with pytest.raises(LocalError, match="store"), failures.attempt("node"):
             raise LocalError("unavailable", "the store cannot be read")
+
+
+def admitted(callers: Authenticator) -> int:
+    """Returns how many guesses pass before one is told to come back."""
+    for count in range(1_000):
+        try:
+            with callers.authenticate("guess", "one"):
+                pass
+        except RemoteError:
+            continue
+        except LocalError:
+            return count
+    raise AssertionError("guesses are not limited")
+
+
+@pytest.mark.parametrize("before", [0, 4, 10])
+def test_no_valid_token_makes_room_for_more_guesses(before: int) -> None:
+    """Neither a known caller's nor a new one's, nor a check that fails for another reason."""
+    callers = authenticator(FailedAttempts(1.0, Clock()))
+    with callers.authenticate("one", "one"):
+        pass
+    for _ in range(before):
+        with pytest.raises(RemoteError), callers.authenticate("guess", "one"):
+            pass
+    for _ in range(5):
+        with callers.authenticate("one", "one"):
+            pass
+        with suppress(LocalError), callers.authenticate("two", "two"):
+            pass
+        with pytest.raises(LocalError), callers.failures.attempt("new"):
+            raise LocalError("unavailable", "the store cannot be read")
+    assert admitted(callers) == 10 - before

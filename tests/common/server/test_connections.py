@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_a_head_that_goes_on_has_a_deadline(port: int, before: bytes) -> None:
         assert problem(stranger.answer()) == "too-slow"
 
 
+def test_a_head_that_begins_before_the_last_answer_has_a_deadline(port: int) -> None:
+    def answers() -> list[bytes]:
+        with strangers(port, 1, REQUEST.replace(b"/ready", b"/work")) as (stranger,):
+            time.sleep(0.5)  # the work takes a second; a busy machine may take both pieces as one
+            stranger.send(HALF)
+            with suppress(TimeoutError):
+                return stranger.answer().split(b'"done"')
+        return []
+
+    tries = (answers() for _ in range(3))
+    assert any(len(each) == 2 and each[1] and problem(each[1]) == "too-slow" for each in tries)
+
+
 def test_a_connection_without_a_word_is_closed(port: int) -> None:
     with strangers(port, 1) as (stranger,):
         try:
@@ -247,6 +261,24 @@ def test_a_head_and_a_handshake_have_a_deadline_over_tls(tls: Tls) -> None:
             half.send(HALF)
             assert problem(half.answer()) == "too-slow"
         assert silent.is_closed(), "a handshake has no deadline"
+
+
+def test_a_late_handshake_leaves_less_time_for_the_head(tls: Tls) -> None:
+    """One deadline for both: it is over when that of a connection without a handshake is over."""
+    port = free_port()
+    with served("127.0.0.1", port, tls, head_seconds=3), strangers(port, 2) as (silent, late):
+        time.sleep(2)
+        context = ssl.create_default_context(cafile=tls.key.with_name("ca.pem"))
+        # A busy machine may begin the handshake after the deadline.
+        with (
+            suppress(OSError),
+            context.wrap_socket(late.socket, server_hostname="server") as half,
+        ):
+            half.sendall(HALF)
+            assert silent.is_closed()
+            began = time.monotonic()
+            assert half.recv(1) in (b"", b"H"), "closed or refused"
+            assert time.monotonic() - began < 1, "the handshake gave the head more time"
 
 
 def test_strangers_over_tls_take_little_memory(tls: Tls) -> None:

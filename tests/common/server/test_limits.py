@@ -1,6 +1,10 @@
 """Rate and concurrency limits: what passes, what is refused, and for how long."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from itertools import count
+from typing import Any
 
 import httpx
 import pytest
@@ -9,9 +13,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.common.process.journal import Journal
-from riffle.common.protocol.errors import LocalError
-from riffle.common.server.limits import CallerLimits, ConcurrencyLimit, RateLimit, TokenBucket
+from riffle.common.protocol.errors import LocalError, RemoteError
+from riffle.common.server.limits import (
+    CallerLimits,
+    ConcurrencyLimit,
+    FailedAttempts,
+    RateLimit,
+    TokenBucket,
+)
 from riffle.common.server.service import install_problem_handlers
+
+MOST = 1_000_000
+
+
+def passed(act: Callable[[], object]) -> int:
+    """Returns how many calls pass before one is refused."""
+    for number in range(MOST):
+        try:
+            act()
+        except LocalError:
+            return number
+    raise AssertionError("there is no limit")
+
+
+def most_of_one_caller(limits: CallerLimits) -> tuple[int, int, int]:
+    """Returns what a caller gets at one instant: requests, reports, and requests under way."""
+
+    def request() -> None:
+        with limits.request("a", 0.0):
+            pass
+
+    hours = count(3_600.0, 3_600.0)
+    with ExitStack() as under_way:
+        return (
+            passed(request),
+            passed(lambda: limits.reports("a", 1, 0.0)),
+            passed(lambda: under_way.enter_context(limits.request("a", next(hours)))),
+        )
+
+
+def most_guesses(failures: FailedAttempts) -> int:
+    """Returns how many tokens strangers can guess at one instant."""
+    failures._clock = lambda: 0.0
+
+    def guess() -> None:
+        with suppress(RemoteError), failures.attempt("guess"):
+            raise RemoteError("unauthorized", "no")
+
+    return passed(guess)
+
+
+def limits_of_all_together(app: Any) -> list[int]:
+    """Returns how many requests an app takes at once, of all callers together."""
+    return [one.kwargs["limit"] for one in app.user_middleware if one.cls is ConcurrencyLimit]
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 30)), max_size=60))

@@ -125,7 +125,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"beta": 1.0}, "beta"),
     ({"dishonest_fraction": 1.0}, "dishonest_fraction"),
     ({"families": "all"}, "families"),
-    ({"preset": "mine"}, "preset"),
+    ({"constants": "mine"}, "constants"),
     ({"options": {"nonsense": 1}}, "nonsense"),
     ({"unknown_field": 1}, "unknown_field"),
     ({"states": 5_000, "actions": 1_000}, "counters"),

@@ -32,7 +32,7 @@ def report(signed: SignedDescriptor) -> bytes:
     d = context.descriptor
     word = int.from_bytes(randomness.read(4), "little")
     episode = toy_episode(d.mixture.pick(word), SeededRandomness.keyed(word))
-    messages = encode(d.layout, d.to_noise(), d.padding, episode, randomness)
+    messages = encode(d.layout, d.batch_noise, d.padding, episode, randomness)
     messages = messages[permutation(messages.size, randomness)]
     key = bytes.fromhex(d.analyzer_key)
     sealed = seal_indices(key, context.message_info, messages, d.layout.width)

@@ -18,8 +18,7 @@ from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learning.learner import BatchCounts, batch_counts
 from riffle.coordinator.learning.planning import plan
 from riffle.experiments.simulator import counters, joint_counts, noisy_counts
-from riffle.node_client.environments.builtin import random_mdp
-from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from riffle.node_client.environments.tabular import TabularMDP, random_mdp, riverswim
 from tests.coordinator.world import spec
 
 N = 20_000

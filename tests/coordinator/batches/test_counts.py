@@ -34,7 +34,7 @@ def episodes(seed: int) -> list[Episode]:
 def counted(d: BatchDescriptor, seed: int) -> BatchCounts:
     """Counts of one batch; the noise of all users is one binomial for each counter."""
     data = np.concatenate([d.layout.encode(episode) for episode in episodes(seed)])
-    noise, generator = d.to_noise(), generator_for(seed, "noise")
+    noise, generator = d.batch_noise, generator_for(seed, "noise")
     histogram = np.bincount(data, minlength=d.layout.counters + 1)
     assert isinstance(noise, Noise)
     histogram += generator.binomial(N * noise.bits, noise.p, size=histogram.size)
@@ -48,7 +48,7 @@ def test_without_noise_the_counts_are_the_episodes(families: Families, layer: in
     layout: CounterLayout = d.layout
     data = np.concatenate([layout.encode(episode) for episode in episodes(1)])
     histogram = np.bincount(data, minlength=layout.counters + 1).astype(np.float64)
-    histogram[: layout.counters] += d.to_noise().mean(N)  # exactly the expected noise
+    histogram[: layout.counters] += d.batch_noise.mean(N)  # exactly the expected noise
     counts = private_counts(d, histogram)  # type: ignore[arg-type]
     steps = range(2) if layer is None else [layer]
     for row, h in enumerate(steps):
@@ -97,7 +97,7 @@ def test_variances_are_those_of_the_noise(families: Families) -> None:
 
 def test_the_planned_noise_is_the_batchs() -> None:
     d = batch("joint", None)
-    assert noise_variance(spec(epsilon=2.0), N, None) == d.to_noise().variance(N)
+    assert noise_variance(spec(epsilon=2.0), N, None) == d.batch_noise.variance(N)
 
 
 def test_a_histogram_of_another_size_is_refused() -> None:

@@ -104,7 +104,7 @@ def test_a_run_beyond_enumeration_is_issued_to_its_end() -> None:
         assert len(issued.data) <= MAX_DESCRIPTOR_BYTES
         assert parse(issued.data).descriptor.mixture.same_as(deployment.mixture)
         deployed.add((deployment.n, None if deployment.layer is None else 0))
-        noise = issued.descriptor.to_noise()
+        noise = issued.descriptor.batch_noise
         assert isinstance(noise, Noise)
         layout = issued.descriptor.layout
         generator = generator_for(1, "batch", index)

@@ -1,6 +1,7 @@
 """The analyzer's keys: states, overlap, erasure, and what a rotation does to a run."""
 
 import asyncio
+import fcntl
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from riffle.common.protocol.descriptor import key_id, parse
+from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.signatures import key_id
 from riffle.common.server.at_rest import StorageCipher, is_sealed
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.issue import Issuer
@@ -156,6 +158,38 @@ def test_another_replica_sees_every_change(ring: KeyRing, tmp_path: Path) -> Non
     assert other.private(first) is None
 
 
+@pytest.mark.parametrize(
+    ("act", "after"),
+    [
+        ("make", ["active", "pending"]),
+        ("activate", ["expired", "active", "pending"]),
+        ("erase", ["erased", "active", "pending"]),
+    ],
+)
+def test_a_change_keeps_what_another_replica_changed_before_the_lock(
+    ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, after: list[str]
+) -> None:
+    other, flock = KeyRing(tmp_path / "keys", KEY, Clock()), fcntl.flock
+    if act != "make":
+        new = ring.make().id
+        if act == "erase":
+            ring.activate(new)
+    ring.check()  # it holds all records in memory now
+
+    def late(file: Any, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        if act == "activate":
+            other.activate(new)
+        other.make()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    acts = {"make": ring.make, "activate": lambda: ring.activate(new)}
+    acts.get(act, lambda: ring.erase_unused(set))()
+    assert (fcntl.flock, states(ring)) == (flock, after), "the lock was not taken"
+    ring.check()
+
+
 def test_two_replicas_rotate_at_once(ring: KeyRing, tmp_path: Path) -> None:
     def rotate() -> None:
         mine = KeyRing(tmp_path / "keys", KEY, Clock())
@@ -188,6 +222,20 @@ def test_faults_of_the_folder_are_reported(ring: KeyRing, tmp_path: Path, how: s
     expected = {"folder": "cannot read", "not json": "cannot read"}.get(how, how)
     with pytest.raises(LocalError, match=expected):
         KeyRing(folder, at_rest, Clock()).check()
+
+
+@pytest.mark.parametrize("name", ["../../signing", "ab" * 8])
+def test_no_record_names_another_file_as_its_key(ring: KeyRing, tmp_path: Path, name: str) -> None:
+    """An id becomes the name of a file, which an erasure overwrites."""
+    records = tmp_path / "keys" / "keys.json"
+    (record,) = json.loads(records.read_text())
+    victim = tmp_path / "signing.key"
+    victim.write_bytes(b"key")
+    erased = record | {"id": name, "state": "erased"}
+    records.write_text(json.dumps([record, erased]))
+    with pytest.raises(LocalError, match="is not the id of its public key"):
+        ring.erase_unused(tuple)
+    assert victim.read_bytes() == b"key"
 
 
 # -- a run --------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_a_lying_report_is_never_counted_as_honest(dishonest: int) -> None:
     layout = d.layout
     spend = spent(d, dishonest * d.padding.messages)
     fraction = math.nextafter(dishonest / d.n, 1.0)
-    event = BatchEvent(d.to_noise(), d.padding, d.n, fraction, layout.cells, layout.counters)
+    event = BatchEvent(d.batch_noise, d.padding, d.n, fraction, layout.cells, layout.counters)
     honest = account(event, d.guarantee.beta)
     assert honest.honest_reports == d.n - dishonest
     assert spend.epsilon_upper == honest.epsilon_upper

@@ -61,8 +61,8 @@ LATER = [
      f"{line_after('class RaisesInObserve(')}"),
     ("ReturnsCounts", "observe returned BatchCounts, which is not a StageResult"),
     ("ForgetsToCount", "asks for 15 episodes where 10 of K are left: does observe count them"),
-    ("ListedAnswer", "summary: a policy must be an array (2, 2) of integers, not a list"),
-    ("WrongAnswer", "summary: a policy must be an array (2, 2) of integers, not float64"),
+    ("ListedAnswer", "an array (2, 2) of integers (dtype=int), not a list"),
+    ("WrongAnswer", "an array (2, 2) of integers (dtype=int), not float64"),
     ("UnsayableAnswer", "summary: LearnerSummary: "),
 ]  # fmt: skip
 
@@ -196,7 +196,7 @@ def test_a_learner_that_fails_later_is_logged_and_reported(
 def test_a_learner_that_extends_sdp_pe_is_known_as_such(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL\n"
+        "from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL\n"
         "from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE\n"
         "class Mine(SDPPE):\n"
         "    def __init__(self, problem):\n"

@@ -65,7 +65,7 @@ def test_an_unknown_learner_is_told_which_are_known() -> None:
 
 LAKE = {"states": 17, "actions": 4, "horizon": 20, "epsilon": 1.0}
 RIVER = {"states": 4, "actions": 2, "horizon": 6}
-PAPER = {**RIVER, "preset": "paper", "epsilon": 1.0}
+PAPER = {**RIVER, "constants": "paper", "epsilon": 1.0}
 
 
 def too_small(**asked: Any) -> tuple[RunSpec, str]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from riffle.common.protocol.descriptor import batch_id
 from riffle.common.protocol.errors import RemoteError
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.store.records import DeploymentRecord
 from tests.coordinator.conftest import both_engines

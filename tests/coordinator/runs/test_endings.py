@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from riffle.common.protocol.descriptor import batch_id
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import KeyPair
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.runs.coordinator import Coordinator
 from tests.coordinator.conftest import both_engines
@@ -41,7 +41,7 @@ def test_a_descriptor_that_came_too_late_is_issued_again(tmp_path: Path) -> None
     result = outcome(tmp_path)
     assert [state for state, _, _ in result["states"]] == ["abandoned"] * 3
     assert result["state"][0] == "failed"
-    assert "3 tries" in result["state"][1]
+    assert "try 3 of 3" in result["state"][1]
 
 
 def test_clocks_that_disagree_cost_no_try(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_a_batch_that_does_not_fill_is_issued_again_and_then_fails(tmp_path: Pat
     result = outcome(tmp_path)
     assert [state for state, _, _ in result["states"]] == ["abandoned", "abandoned"]
     assert result["state"][0] == "failed"
-    assert "2 tries" in result["state"][1]
+    assert "try 2 of 2" in result["state"][1]
     assert result["ledger"] == []
     rows = read(tmp_path, lambda store: store.deployments(RUN))
     assert [(row.index, row.step, row.episodes_executed) for row in rows] == [(0, 0, 4), (1, 0, 4)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from riffle.coordinator.runs.coordinator import Coordinator, Drivers
 from riffle.coordinator.specs import ManualDeployment
@@ -35,6 +35,7 @@ from tests.coordinator.world import (
     tasks_of_drivers,
     until,
 )
+from tests.postgres import during_commit
 
 pytestmark = both_engines
 FIRST, SECOND = RunLease(RUN, 1), RunLease(RUN, 2)
@@ -99,17 +100,33 @@ def test_a_driver_without_its_lease_changes_nothing(
     store: Store, step: str, act: Callable[[Store], None]
 ) -> None:
     """In whatever state the run is, so it is the fence that refuses, not the state."""
-    advance: dict[str, Callable[[], None]] = {
-        "seal": lambda: store.record_deposit(FIRST, 0, NOW),
-        "settle": lambda: to_sealed(store),
-        "acknowledge": lambda: to_sealed(store),
-    }
-    advance.get(step, lambda: None)()
+    advance_to(step, store)
     assert take(store, "second", NOW + 15) == [SECOND]
     before = (store.run(RUN), store.deployments(RUN), store.events(RUN), store.ledger(RUN))
     with pytest.raises(LeaseLostError, match="another replica"):
         act(store)
     assert (store.run(RUN), store.deployments(RUN), store.events(RUN), store.ledger(RUN)) == before
+
+
+@pytest.mark.parametrize(("step", "act"), LATE, ids=[step for step, _ in LATE])
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_a_driver_that_loses_its_lease_meanwhile_changes_nothing(
+    store: Store, step: str, act: Callable[[Store], None]
+) -> None:
+    advance_to(step, store)
+    take_over = update(schema.run_leases).values(fence=SECOND.fence)
+    before = (store.run(RUN), store.deployments(RUN), store.events(RUN), store.ledger(RUN))
+    with pytest.raises(LeaseLostError, match="another replica"):
+        during_commit(store._engine, lambda other: other.execute(take_over), lambda: act(store))
+    assert (store.run(RUN), store.deployments(RUN), store.events(RUN), store.ledger(RUN)) == before
+
+
+def advance_to(step: str, store: Store) -> None:
+    """Brings the first deployment to the state before a step."""
+    if step == "seal":
+        store.record_deposit(FIRST, 0, NOW)
+    elif step in ("settle", "acknowledge"):
+        to_sealed(store)
 
 
 LEASE_EVENTS: dict[LeaseEvent, Callable[[Store, float], Any]] = {
@@ -240,6 +257,28 @@ def test_a_run_that_is_taken_at_the_end_is_given_up(tmp_path: Path) -> None:
 
     asyncio.run(scenario())
     assert is_free(tmp_path)
+
+
+def test_nothing_uses_the_store_after_the_end(tmp_path: Path) -> None:
+    """The replica ends while it looks for batches that its store lacks."""
+    given = parts(tmp_path, FakeShuffler())
+    batch_ids, steps = given.store.batch_ids, []
+
+    def slowly() -> set[str]:
+        steps.append("began")
+        time.sleep(0.2)
+        found: set[str] = batch_ids()
+        steps.append("ended")
+        return found
+
+    given.store.batch_ids = slowly
+
+    async def scenario() -> None:
+        async with replica(given, "one"):
+            await until(lambda: bool(steps))
+        assert steps == ["began", "ended"]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

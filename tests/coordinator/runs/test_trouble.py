@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from riffle.common.protocol.descriptor import batch_id
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.runs.coordinator import Coordinator
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
@@ -108,7 +108,7 @@ def test_a_batch_that_does_not_grow_is_told(
         await until(lambda: waiting.shuffler.calls.count("status") > asked + 3)
         assert not coordinator.drivers.trouble(RUN)
         waiting.clock.now += 16
-        await waiting.waits_for(coordinator, "do enough nodes run")
+        await waiting.waits_for(coordinator, "check that enough nodes run")
 
     waiting.play(act)
     assert len(waiting.lines("run-waits")) == 1
@@ -199,7 +199,7 @@ def test_lost_batches_and_the_runs_failure_are_logged(
     lost = [line for line in lines if line["event"] == "abandoned"]
     assert [line["batch_id"] for line in lost] == [batch_id(RUN, 0), batch_id(RUN, 1)]
     (failed,) = [line for line in lines if line["event"] == "run-failed"]
-    assert "2 tries" in failed["detail"]
+    assert "this was try 2 of 2" in failed["detail"]
 
 
 def test_a_takeover_and_a_stop_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +230,7 @@ def test_rejected_batches_are_issued_again_and_then_the_run_says_so(
     state, message = outcome(tmp_path)["state"][:2]
     assert state == "failed"
     assert "was rejected" in message
-    assert "3 tries" in message
+    assert "this was try 3 of 3" in message
     assert "the shuffler's operator can see" in message
     assert [line["event"] for line in logged(caplog)].count("rejected") == 3
 

@@ -10,9 +10,10 @@ import pytest
 
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.workflow import count
-from riffle.common.protocol.descriptor import BatchDescriptor, batch_id, parse
+from riffle.common.protocol.descriptor import BatchDescriptor, parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import open_each
+from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.counts import CountCheck, private_counts
 from riffle.coordinator.batches.ledger import planned, spent
@@ -212,7 +213,7 @@ def test_learners_get_the_variance_of_the_trust_model() -> None:
     assert central.noise(20, 0) < shuffle.noise(20, 0) < local.noise(20, 0)
 
 
-@pytest.mark.parametrize("what", ["calibration", "preset"])
+@pytest.mark.parametrize("what", ["calibration", "constants"])
 def test_the_papers_constants_are_for_the_shuffle_only(what: str) -> None:
     with pytest.raises(ValueError, match="trust 'shuffle' only"):
         spec(trust="local", **{what: "paper"})

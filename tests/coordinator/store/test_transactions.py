@@ -1,13 +1,14 @@
 """The store: one count a batch, refused transitions, budget, versions, damaged files."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from riffle.common.mechanism.policy import Mixture
@@ -17,8 +18,9 @@ from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.batches.ledger import Spend, planned
 from riffle.coordinator.learning.learner import Deployment
+from riffle.coordinator.runs.learner import replay
 from riffle.coordinator.store.records import NextStep, RunLease, Settlement
-from riffle.coordinator.store.schema import meta
+from riffle.coordinator.store.schema import meta, run_leases
 from riffle.coordinator.store.transactions import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.world import NOW, SHUFFLER_ID, open_store, runs_with_work, spec
@@ -30,10 +32,10 @@ MANUAL = spec(learner="manual")
 LEASE = RunLease(RUN_ID, 1)
 
 
-def issued(index: int, n: int = 20) -> Issue:
+def issued(index: int, n: int = 20, run_id: str = RUN_ID) -> Issue:
     deployment = Deployment(index, "manual", Mixture.single([[0, 0], [0, 0]]), n, 0)
     issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: NOW)
-    return issuer.issue(RUN_ID, MANUAL, deployment, index=index, step=index)
+    return issuer.issue(run_id, MANUAL, deployment, index=index, step=index)
 
 
 def settlement(index: int = 0, **changes: Any) -> Settlement:
@@ -73,6 +75,39 @@ def test_a_batch_is_counted_once(store: Store) -> None:
         store.settle(LEASE, settlement(), NOW)
     assert len(store.ledger(RUN_ID)) == 1
     assert store.histograms(RUN_ID)[0].tolist() == list(range(9))
+
+
+def test_nothing_that_happens_to_a_run_changes_another(store: Store) -> None:
+    other = "cd" * 16
+    theirs = store.create_run(other, MANUAL, issued(0, run_id=other), NOW, "they", NOW + 15)
+    assert theirs is not None
+    store.record_deposit(theirs, 0, NOW)
+    store.record_seal(theirs, 0, 20, {}, NOW)
+    opened = settlement().opened
+    store.release(theirs, 0, replace(opened, failed=2))
+
+    def seen() -> list[object]:
+        leases = select(run_leases).where(run_leases.c.run_id == other)
+        with store._engine.connect() as connection:
+            lease = connection.execute(leases).one()
+        rows = [read(other) for read in (store.run, store.deployments, store.events, store.ledger)]
+        return [*rows, lease, repr(store.released(other, 0)), repr(store.histograms(other))]
+
+    acts: list[Callable[[], object]] = [
+        lambda: store.record_deposit(LEASE, 0, NOW),
+        lambda: store.record_seal(LEASE, 0, 20, {}, NOW),
+        lambda: store.release(LEASE, 0, opened),
+        lambda: store.settle(LEASE, settlement(next=NextStep(issue=issued(1))), NOW),
+        lambda: store.record_acknowledgement(LEASE, 0, {}),
+        lambda: store.record_trouble(LEASE, "waits"),
+        lambda: store.renew_leases([LEASE], NOW + 100),
+        lambda: store.stop(RUN_ID, NOW),
+        lambda: store.abandon(LEASE, 1, 0, NextStep(), NOW),
+    ]
+    before = seen()
+    for act in acts:
+        act()
+        assert seen() == before
 
 
 def test_a_batch_that_is_not_sealed_is_not_counted(store: Store) -> None:
@@ -146,6 +181,34 @@ def test_an_ended_run_takes_no_next_deployment(store: Store) -> None:
     assert [row.state for row in store.deployments(RUN_ID)] == ["counted"]
     with pytest.raises(RemoteError, match="is stopped"):
         store.issue_manual(RUN_ID, issued(1), NOW)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["counted", "issued"])
+@pytest.mark.parametrize("wanted", [None, 40, 20])
+def test_a_learner_that_asks_for_another_deployment_is_not_replayed(
+    store: Store, wanted: int | None, at: int
+) -> None:
+    """Its code has changed since: what it would count is not what was deployed."""
+    to_sealed(store)
+    store.settle(LEASE, settlement(next=NextStep(issue=issued(1))), NOW)
+    rows = store.deployments(RUN_ID)
+    deployments: list[Deployment | None] = [row.deployment for row in rows]
+    deployments[at] = None if wanted is None else replace(rows[at].deployment, n=wanted)
+    asked = iter(deployments)
+
+    class Changed:
+        def next_deployment(self) -> Deployment | None:
+            return next(asked)
+
+        def observe(self, _: object) -> None:
+            pass
+
+    learner: Any = Changed()
+    if wanted == rows[at].n:
+        replay(learner, rows, store.histograms(RUN_ID))
+        return
+    with pytest.raises(LocalError, match="asks for another one"):
+        replay(learner, rows, store.histograms(RUN_ID))
 
 
 def test_work_ends_with_the_acknowledgement(store: Store) -> None:

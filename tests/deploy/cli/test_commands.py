@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import stat
 import sys
@@ -332,7 +333,33 @@ def test_figures_print_their_files_and_where_gaps_are_explained(tmp_path: Path) 
     assert result.exit_code == 0, result.stderr
     assert f"written to {tmp_path}" in result.stdout
     assert str(tmp_path / "fig8.png") in result.stdout
-    assert f"SDP-PE, papers' noise: why is in {tmp_path / 'fig8.md'}" in result.stdout
+    assert "not computed: SDP-PE, papers' noise: " in result.stdout
+    assert f"all are in {tmp_path / 'fig8.md'}" in result.stdout
+
+
+def test_a_sweep_that_computes_nothing_says_why_and_fails(tmp_path: Path) -> None:
+    words = ("sweep", "--episodes", "200", "--epsilon", "0.01", "--seeds", "1", "--workers", "1")
+    result = riffle(*words, "--out", str(tmp_path))
+    assert result.exit_code == 1, result.stderr
+    assert "not computed: sdp-pe: 200: " in result.stdout
+    assert f"all are in {tmp_path / 'sweep.md'}" in result.stdout
+
+
+def test_a_sweep_that_is_terminated_ends_as_on_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception ends joblib's processes, which would otherwise compute on."""
+    handlers = []
+
+    def interrupted(*_: object) -> None:
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("riffle.deploy.cli.experiments.make", interrupted)
+    result = riffle("sweep", "fig8", "--quick", "--out", str(tmp_path))
+    assert result.exit_code == 130
+    assert handlers == [signal.default_int_handler]
+    assert signal.getsignal(signal.SIGTERM) is not signal.default_int_handler
 
 
 def test_figures_name_the_packages_to_install(

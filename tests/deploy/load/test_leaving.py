@@ -180,7 +180,7 @@ def test_an_interrupt_at_a_terminal_ends_the_load_not_the_summary(tmp_path: Path
         load.stderr.read()
     with lock_folder(tmp_path):
         assert load.returncode == Exit.INTERRUPTED
-    assert "It was interrupted" in (tmp_path / "load.html").read_text()
+    assert "it was interrupted" in (tmp_path / "load.html").read_text()
 
 
 @pytest.mark.parametrize("phase", ["2 nodes", "loading for 60 s"])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from riffle.deploy.load.generator import Sample
-from riffle.deploy.load.html_page import to_html
-from riffle.deploy.load.summary import capacity, rates, summarize
+from riffle.deploy.load.html_page import certainty, next_step, to_html
+from riffle.deploy.load.summary import Summary, capacity, rates, summarize
 from riffle.deploy.load.tally import Tally
 from riffle.deploy.network.processes import Usage
 
@@ -46,20 +46,31 @@ def test_rates_and_use_are_those_until_the_last_arrival() -> None:
     assert result["seconds"] == 4
     assert result["accepted_a_second"] == 5
     assert result["messages_a_second"] == 50
-    assert result["processes"]["shuffler"]["demand"] == pytest.approx(1.0)
-    assert result["processes"]["shuffler"]["processors"] == pytest.approx(0.9)
+    assert result["processes"]["shuffler"]["used_or_waited_for"] == pytest.approx(1.0)
+    assert result["processes"]["shuffler"]["used"] == pytest.approx(0.9)
     assert result["evidence"]["opening"] == pytest.approx(0.2)
     assert result["evidence"]["busy"] == pytest.approx(0.75)
+    assert result["evidence"]["others"] == 0, "the parts used 2.1 processors of 1.5 that were busy"
     assert result["evidence"]["refused"] == 6
     assert [row["due_a_second"] for row in result["series"]] == [10] * 6
 
 
+def test_a_pool_that_ended_before_the_last_sample_still_counts() -> None:
+    """The last sample of a load is taken when the sealing processes have ended."""
+    *samples, last = (sample(float(at)) for at in range(4))
+    gone = last.use | {"generator 1": replace(last.use["generator 1"], pool=0.0)}
+    found = summarize(PARAMETERS, [*samples, replace(last, use=gone)], [], 1)["processes"]
+    assert found["generator 1"]["workers_used"] == pytest.approx(0.2)
+    assert found["shuffler"]["used"] == pytest.approx(0.9)
+
+
 def test_growth_of_memory_is_a_slope() -> None:
-    result = summary()["memory"]
-    assert result["shuffler"]["growth_mib_a_minute"] == pytest.approx(120, rel=1e-3)
-    assert result["coordinator"]["growth_mib_a_minute"] == pytest.approx(0)
-    few = summarize(PARAMETERS, [sample(float(at)) for at in range(3)], [], 1)
-    assert few["memory"]["shuffler"]["growth_mib_a_minute"] == 0, "two points after settling"
+    result = summarize(PARAMETERS, [sample(10.0 * at) for at in range(7)], [], 1)["memory"]
+    assert result["shuffler"]["growth_a_minute"] == pytest.approx(120, rel=1e-3)
+    assert result["coordinator"]["growth_a_minute"] == pytest.approx(0)
+    assert summary()["memory"]["shuffler"]["growth_a_minute"] is None, "less than a minute"
+    few = summarize(PARAMETERS, [sample(30.0 * at) for at in range(3)], [], 1)
+    assert few["memory"]["shuffler"]["growth_a_minute"] is None, "two points after settling"
 
 
 def test_the_summary_has_the_verdict() -> None:
@@ -81,11 +92,13 @@ def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     HTMLParser().feed(text)
     assert not re.search(r"(src|href)=|url\(|<script|@import", text)
     assert "The limit is the shuffler" in text
-    assert "Next: give it a faster processor" in text
-    assert "interrupted" in text
+    labels = re.findall(r"<dt>([^<]*)<dd>", text)
+    assert labels == ["Answer", "How sure", "Next"]
+    assert "<dd>Give it a faster processor" in text
+    assert "it was interrupted" in text
     assert "&lt;b&gt;" in text
     assert text.count("<svg class=chart") == 5
-    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 13 == text.count("<svg class=key")
+    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 12 == text.count("<svg class=key")
     assert ".axis { fill: none" in text, "else every chart has a grey triangle"
     assert not re.search(r"<table></table>|<h2>[^<]*</h2>(<h2>|</body>)", text), "empty sections"
     assert "by reason" not in to_html(summary())
@@ -104,25 +117,80 @@ def test_latency_over_time_is_that_of_each_interval() -> None:
     assert "p50 ms" not in idle, "no report was accepted"
 
 
+def counted(due: int, filled: int = 1) -> Summary:
+    evidence: Summary = summary()["evidence"]
+    return evidence | {"due": due, "filled": filled}
+
+
 def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
-    steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20, 40, 28)]
+    steps = [
+        summary() | {"parameters": PARAMETERS | {"rate": rate}, "evidence": counted(18 * rate // 5)}
+        for rate in (10, 20, 40, 28)
+    ]
     for step in steps[:2]:
         step["verdict"] = {"limit": "none", "stage": "", "why": ""}
     found = capacity(steps)
     assert found["parameters"]["rate"] == 28
-    assert found["capacity"]["carried_a_second"] == 20
+    assert found["capacity"]["carried_a_second"] == 18, "the due reports, not the rate asked for"
     assert list(found["capacity"]["steps"]) == ["10", "20", "28", "40"]
-    limits = [step["limit"] for step in found["capacity"]["steps"].values()]
-    assert limits == ["carried", "carried", "shuffler", "shuffler"]
+    limits = [step["result"] for step in found["capacity"]["steps"].values()]
+    assert limits == ["carried", "carried", "not carried: shuffler", "not carried: shuffler"]
     text = to_html(found)
-    assert "Capacity: 20 reports a second. Beyond, the limit is the shuffler" in text
+    assert "The network carries 18 reports a second. Beyond, the limit is the shuffler" in text
     assert "Rates that were tried" in text
-    steps[3]["verdict"] = {"limit": "generator", "stage": "lag", "why": ""}
-    assert "Capacity: at least 20 reports a second. Beyond, the limit is the generator" in to_html(
-        capacity(steps)
-    )
+    assert "<h2>Reports a second, at 28 a second (not carried)</h2>" in text
+    for limit, stage in (("load generator", "lag"), ("machine", "sealing")):
+        steps[3]["verdict"] = {"limit": limit.split()[-1], "stage": stage, "why": ""}
+        text = to_html(capacity(steps))
+        assert f"carries at least 18 reports a second. The {limit} was the limit: the" in text
+    assert found["capacity"]["steps"]["28"]["accepted within 2 s, %"] <= 100
     assert capacity(steps[:2])["verdict"]["limit"] == "none"
-    assert "at least 20 reports" in to_html(capacity(steps[:2]))
+    assert "at least 18 reports" in to_html(capacity(steps[:2]))
+
+
+def test_a_capacity_says_if_no_batch_filled() -> None:
+    steps = [summary() | {"evidence": counted(60, filled=0)}]
+    steps[0]["verdict"] = {"limit": "none", "stage": "", "why": ""}
+    found = capacity(steps)
+    assert "so the coordinator was not tried" in certainty(found)
+    assert certainty(found).startswith("not very sure: ")
+    del found["capacity"]
+    assert "no batch filled" in certainty(found)
+    found["evidence"] = found["evidence"] | {"filled": 1}
+    assert certainty(found).startswith("fairly sure: ")
+    found = capacity(steps)
+    assert next_step(found).startswith(
+        "repeat with a longer --duration, so that batches fill. Then"
+    )
+
+
+def test_a_result_says_how_sure_it_is_and_what_to_do_first() -> None:
+    found = summary()
+    assert certainty(found) == "fairly sure: this rate (60 reports) was tried once, for 4 s"
+    assert next_step(found).startswith("give it a faster processor")
+    found["evidence"]["others"] = 0.25
+    assert certainty(found).endswith("; other programs used 0.25 of 2 processors")
+    assert next_step(found).startswith("repeat on an idle machine. Then give it a faster")
+    found["verdict"]["limit"], found["evidence"]["filled"] = "none", 1
+    assert next_step(found).startswith("find the limit"), "it was carried in spite of them"
+    assert "<code>--find-capacity</code> " in to_html(found)
+    steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20)]
+    assert certainty(capacity(steps)) == "fairly sure: each rate was tried once, for 4 s"
+    for share in steps[0]["reports"]["latency_from_due_ms"]:
+        steps[0]["reports"]["latency_from_due_ms"][share] *= 3
+    assert "the trials disagree" in certainty(capacity(steps))
+    steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20)]
+    steps[1]["evidence"]["prompt"] += steps[1]["evidence"]["due"] // 5
+    assert "the trials disagree" in certainty(capacity(steps)), "the higher rate did better"
+    assert f"<dt>How sure<dd>N{certainty(found)[1:]}." in to_html(found)
+
+
+def test_a_chart_leaves_out_a_last_interval_that_is_too_short_for_a_rate() -> None:
+    ends = [0.0, 1.0, 2.0, 3.0, 3.4]
+    result = summarize(PARAMETERS, [sample(at) for at in ends], [], 1)
+    assert [row["at"] for row in result["series"]] == ends[1:], "summary.json has all"
+    assert "<td>3.0<" in to_html(result)
+    assert "<td>3.4<" not in to_html(result)
 
 
 def test_the_work_of_the_shuffler_is_a_share_of_the_time_of_requests() -> None:

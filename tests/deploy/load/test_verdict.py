@@ -38,12 +38,11 @@ def evidence(stage: str, **changes: object) -> Evidence:
     [
         (evidence("upload", prompt=295), "none", "98.3%"),
         (evidence("upload", due=0, prompt=0), "none", "100.0%"),
-        (evidence("upload", prompt=300, filled=0), "none", "nothing is said of the coordinator"),
         (evidence("upload", loops=SATURATED), "generator", "event loops are saturated"),
         (evidence("upload", loops=1.1, shuffler=1.1), "generator", "event loops"),
         (evidence("lag"), "generator", "start late"),
         (evidence("episode"), "generator", "start late"),
-        (evidence("sealing", sealing=1.0), "generator", "sealers want 1.00"),
+        (evidence("sealing", sealing=1.0), "generator", "each sealing process wants 1.00"),
         (evidence("sealing", sealing=1.0, shuffler=1.1), "generator", "sealing"),
         (evidence("batch", opening=0.99), "coordinator", "opening processes are saturated"),
         (evidence("batch", shuffler=1.0), "shuffler", "its processor"),
@@ -86,10 +85,6 @@ def test_a_search_ends_close_to_the_capacity(limit: float) -> None:
 def test_a_search_is_bounded_where_nothing_or_everything_is_carried() -> None:
     assert searched(0, 10) == [10 / 2**i for i in range(MOST_STEPS)]
     assert searched(1e9, 10) == [10 * 2**i for i in range(MOST_STEPS)]
-
-
-def test_a_load_with_full_batches_needs_no_caveat() -> None:
-    assert "coordinator" not in judge(evidence("upload", prompt=300)).why
 
 
 def test_shared_busy_processors_limit_the_machine_and_the_stage_is_still_named() -> None:

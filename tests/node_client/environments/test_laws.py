@@ -11,14 +11,14 @@ import pytest
 from scipy.stats import binomtest
 
 from riffle.common.mechanism.randomness import SystemRandomness
-from riffle.node_client.environments.builtin import (
+from riffle.node_client.environments.registry import exact_mdp, make
+from riffle.node_client.environments.tabular import (
     BanditEnvironment,
     clipped_mean,
     global_means,
+    riverswim,
     spectrum_access,
 )
-from riffle.node_client.environments.registry import exact_mdp, make
-from riffle.node_client.environments.tabular import riverswim
 
 ALPHA = 1e-6
 TABULAR: list[tuple[str, dict[str, Any]]] = [

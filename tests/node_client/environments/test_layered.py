@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from riffle.node_client.environments.builtin import layered_mdp
-from riffle.node_client.environments.tabular import TabularEnvironment
+from riffle.node_client.environments.tabular import TabularEnvironment, layered_mdp
 
 WIDTHS = (1, 3, 2, 1)
 

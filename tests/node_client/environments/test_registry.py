@@ -13,10 +13,9 @@ import pytest
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
 from riffle.common.protocol.errors import LocalError
-from riffle.node_client.environments.builtin import layered_mdp
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.registry import environment_names, exact_mdp, make
-from riffle.node_client.environments.tabular import riverswim
+from riffle.node_client.environments.tabular import layered_mdp, riverswim
 from riffle.node_client.episode import play
 
 

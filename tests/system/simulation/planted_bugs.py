@@ -117,8 +117,8 @@ def asked_again_after_a_crash(patch: pytest.MonkeyPatch) -> None:
     """Whom a node has asked is forgotten when it is started again."""
     prepare = Users._prepare
 
-    def forgetful(users: Users) -> None:
-        prepare(users)
+    def forgetful(users: Users, key: bytes | None) -> None:
+        prepare(users, key)
         users._database.execute("UPDATE users SET barred_until = 0")
 
     patch.setattr(Users, "_prepare", forgetful)

@@ -77,7 +77,7 @@ class Watch:
 
         def running(pipeline: Pipeline, job: Any, chunk: Sequence[Any], done: Any) -> None:
             self.asked.update(lease.user for lease in chunk)
-            self.asked_for[job.batch_id] += len(chunk)
+            self.asked_for[job.batch.batch_id] += len(chunk)
             run(pipeline, job, chunk, done)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -32,7 +32,7 @@ from riffle.coordinator.batches.shuffler_client import ShufflerClient as Coordin
 from riffle.coordinator.store.schema import meta
 from riffle.node_client.pipeline import Pipeline, Totals
 from riffle.node_client.runner import NodeState, Runner
-from riffle.node_client.sealing import mask_reports, pack, seal_reports
+from riffle.node_client.sealing import seal_reports
 from riffle.node_client.shuffler_client import Backoff
 from riffle.node_client.shuffler_client import ShufflerClient as NodesShuffler
 from riffle.node_client.users import Users
@@ -312,7 +312,6 @@ class World:
             users_file=settings.users_file,
             read_users=settings.users,
             pins=lambda: read_pins(settings.analyzer_keys_file),
-            clock=now,
         )
         role.ready = True
         try:
@@ -322,9 +321,7 @@ class World:
 
     async def _seal(self, job_keys: Any, messages: Any) -> bytes:
         await asyncio.sleep(self.sealing_seconds * len(messages))
-        if job_keys.word_bits:
-            return mask_reports(job_keys, messages)
-        return seal_reports(job_keys, pack(messages))
+        return seal_reports(job_keys, messages)
 
     def _unexpected(self, _: object, context: dict[str, Any]) -> None:
         error = context.get("exception")

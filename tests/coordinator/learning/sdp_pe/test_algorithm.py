@@ -20,7 +20,7 @@ from riffle.coordinator.learning.learner import (
 from riffle.coordinator.learning.planning import occupancy, plan
 from riffle.coordinator.learning.sdp_pe import algorithm
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE
-from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL, Constants
 from riffle.experiments.simulator import private_counts
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
 from tests.coordinator.learning.worlds import suboptimality
@@ -94,7 +94,7 @@ def test_every_episode_is_accounted_for(constants: Constants, families: Families
         assert stage.coverage_gap <= constants.coverage_tolerance
 
 
-def test_the_literal_preset_runs_and_eliminates_nothing() -> None:
+def test_the_papers_constants_run_and_eliminate_nothing() -> None:
     mdp = riverswim()
     learner = SDPPE(problem(mdp, 20_000, light), PAPER)
     _, stages = drive(mdp, learner, "joint", light, 2)

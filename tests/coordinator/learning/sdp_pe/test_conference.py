@@ -12,7 +12,7 @@ from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.parameters import Padding
 from riffle.coordinator.learning.learner import Deployment, LearnerError, Problem
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
-from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL, Constants
 from riffle.experiments.regret import optimal_value, policy_value
 from riffle.experiments.simulator import Mechanism, Run, simulate
 from riffle.node_client.environments.tabular import TabularMDP, riverswim

@@ -18,6 +18,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 from riffle.coordinator.learning.planning import Model, plan, value
 from riffle.coordinator.learning.postprocess import consistent
 from riffle.coordinator.learning.sdp_pe.algorithm import literal_radius
+from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.estimation import (
     LIKELY,
@@ -25,7 +26,6 @@ from riffle.coordinator.learning.sdp_pe.estimation import (
     _resample,
     bootstrap,
 )
-from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL
 from tests.coordinator.learning.worlds import random_model
 
 SIZES = Sizes(2, 2, 2)

@@ -15,8 +15,8 @@ from riffle.coordinator.learning.planning import plan
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import MOST_AUXILIARY, SDPPE, Crude, Fine
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
+from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
-from riffle.coordinator.learning.sdp_pe.presets import PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 from riffle.experiments.regret import optimal_value, regret
 from riffle.experiments.simulator import Mechanism, Run, simulate

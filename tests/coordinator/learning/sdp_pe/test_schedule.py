@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from riffle.coordinator.learning.learner import LearnerError
-from riffle.coordinator.learning.sdp_pe.presets import PAPER, PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL, Constants
 from riffle.coordinator.learning.sdp_pe.schedule import schedule
 
 sizes = st.tuples(st.integers(1, 200_000), st.integers(1, 20), st.integers(1, 40))

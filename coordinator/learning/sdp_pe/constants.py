@@ -1,12 +1,12 @@
 """The constants of SDP-PE, in two declared sets: `paper` (literal) and `practical`.
 
-`paper` is 000 as written: C_1 = 6, iota = log(2 H A K / delta), the add-on of Eq. 7, the radius of
-line 9 with C = 1, L_b = 2^b from b = 1, and only the counts of the fine batch. It learns nothing at
-K = 20,000, because C_1 E H^2 iota is above a million visits. It serves to run the paper literally.
+`paper` is paper 000 as written: C_1 = 6, iota = log(2 H A K / delta), the add-on of Eq. 7, the
+radius of line 9 with C = 1, L_b = 2^b from b = 1, and only the counts of the fine batch. It learns
+nothing at K = 20,000, because the threshold C_1 E H^2 iota is above a million visits.
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
-`paper` names one departure. No departure looks at data except through private counts.
-docs/ablation.md says what each is worth and how the numbers were chosen.
+`paper` is one departure. No departure looks at data except through private counts. docs/ablation.md
+says what each departure is worth and how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -21,48 +21,47 @@ class Constants:
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can. It
         raises the factor of growth until they use the exploring episodes exactly.
-    growth: how much longer a stage of `fill` is than the one before, at least.
+    growth: with `fill`, the least factor from one stage's length to the next.
     first_stage: L_1; 0 derives it from `visits_per_noise`.
-    visits_per_noise: for `fill`, L_1 allows this many visits to every (h, x, a), in units of the
-        standard deviation of a crude counter's noise (or of one count, if that is larger). So
-        noise, not K, sets the size of the first batches.
+    visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a), in
+        units of the standard deviation of a crude counter's noise (or of one count, if that is
+        larger). So noise, not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
-    crude_every_stage: if off, only the first stage explores crudely. Later stages take W and the
-        crude model P~cru from `memory`, because a crude batch of one layer would add little to it.
+    crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
+        the crude model P~cru from `memory`, to which a crude batch of one layer would add little.
     exploit_share: share of K for a last deployment of the best policy (0: none).
-    smallest_n: no batch has fewer reports; smaller ones are rounded up to it.
+    smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
-    best_share: share of the fine batch that runs the best policy in the model of the stage before;
-        0 in the first stage, which has none. These counts also matter most for the decision which
-        policies to eliminate.
-    likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap,
-        so that a policy is explored as often as it may be the best (Thompson 1933); needs radius
-        `bootstrap`.
+    best_share: share of the fine batch that runs the best policy in the previous stage's model (in
+        the first stage: 0). Counts of this policy matter most when policies are eliminated.
+    likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap.
+        So the more likely a policy is the best, the more it is explored (Thompson 1933). Needs
+        radius `bootstrap`.
     threshold_scale: see `levels`; C_1 of `paper`.
     levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
         Eq. 7 has tolerance E/4. `noise`: W holds tuples counted at most `threshold_scale` times the
         standard deviation of the count's noise, and Eq. 7 has tolerance 0. At scale 0, W is empty
         and no row of the model loses a transition.
-    add_on: add E/2 to every visit count after Eq. 7, so that none is underestimated.
-    crude_add_on: add this many standard deviations (of noise, and of one count) to every crude
-        tuple count, so that exploration goes to the unknown; values are estimated without it.
+    add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
+    crude_add_on: add this many standard deviations (of noise and of one count) to every crude tuple
+        count, so that exploration goes to the unknown. Values are estimated without this addition.
     least_visits: reward sums are divided by at least this many standard deviations of a visit
-        count's noise, so that noise on a pair hardly visited does not look like a reward.
-    pool: estimate from crude and fine counts of the stage together, not from fine ones alone.
+        count's noise, so that noise on a rarely visited pair does not look like a reward.
+    pool: estimate from a stage's crude and fine counts together, not from its fine counts alone.
     memory: use the counts of earlier stages too, instead of forgetting them.
-    weights: how batches are added, `batch` or `visits` (see `estimation`).
+    weights: how batches are added, `batch` or `visits` (see `evidence`).
     flow: make every batch's counts flow-consistent first (see `postprocess`).
-    shrinkage: the row and the reward of every (h, x, a) get this many standard deviations of noise
-        on its visits as pseudo-visits, like the mean over all steps (see `estimation`).
-    coverage_tolerance: certified relative gap at which the search for the coverage design ends
-        (or when its iterations are used up).
+    shrinkage: every (h, x, a) gets this many standard deviations of the noise on its visits as
+        pseudo-visits, with the mean row and reward over all steps (see `estimation`).
+    coverage_tolerance: certified relative gap at which the search for the coverage design ends, if
+        its iterations do not end first.
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
         enumerates them while there are at most 2^24 (see `active`). It changes no guarantee.
     radius_scale: factor of the radius; C of `paper`.
-    radius: `paper` is line 9 times `radius_scale` (C); `bootstrap` is `radius_scale` times a
-        quantile of the gaps by which the best policy seems beaten under resampled counts, at level
-        1 - delta / B for B stages (see `estimation`).
+    radius: `paper` is line 9 with C = `radius_scale`. `bootstrap` is `radius_scale` times a
+        quantile, at level 1 - delta / B for B stages, of the gap by which the best policy seems
+        worse than another under resampled counts (see `estimation`).
     """
 
     name: str = "paper"
@@ -122,4 +121,4 @@ PRACTICAL = Constants(
     likely_share=0.48,
 )
 
-PRESETS = {preset.name: preset for preset in (PAPER, PRACTICAL)}
+CONSTANTS = {each.name: each for each in (PAPER, PRACTICAL)}

@@ -1,0 +1,63 @@
+/** One step of an episode as it is kept on the device; of a reward, one random bit. */
+export interface KeptStep {
+  readonly state: number;
+  readonly reward: 0 | 1;
+  readonly next: number | null;
+}
+
+/** The part of an episode that is kept until the shuffler has decided on its report, and erased then. */
+export interface KeptEpisode {
+  readonly lease: string;
+  readonly leaseEnds: number;
+  /** When the person's time is over (seconds since 1970). */
+  readonly ends: number;
+  readonly policy: readonly (readonly number[])[];
+  /** Null: given up. */
+  readonly steps: readonly KeptStep[] | null;
+  /** The report, hexadecimal, once it is sealed; the steps are erased then. */
+  readonly sealed: string | null;
+  readonly batchKey: string | null;
+}
+
+/** One person's part in one batch. */
+export interface Participation {
+  /** The person's id at the shuffler. */
+  readonly user: string;
+  readonly batch: string;
+  /** Seconds since 1970. */
+  readonly askedAt: number;
+  /** The guarantee under which this person takes part. */
+  readonly epsilon: number;
+  readonly beta: number;
+  /**
+   * `asking`: a place was requested; `asked`: the episode may have begun; `accepted`: the report is stored; else the
+   * problem because of which no report is stored.
+   */
+  readonly outcome: string;
+  readonly episode: KeptEpisode | null;
+}
+
+/**
+ * The durable list of the batches of each person. It ensures that a person is asked once in a lifetime: never erase it.
+ * One program at a time uses a diary.
+ */
+export interface Diary {
+  /** Returns each person's entry. */
+  entries(): Promise<readonly Participation[]>;
+  /** Adds or replaces the entries of these people. They are on the disk when this returns. */
+  put(entries: readonly Participation[]): Promise<void>;
+  close(): Promise<void>;
+}
+
+/** A diary in memory, for tests and rehearsals: it forgets whom it asked. */
+export function memoryDiary(): Diary {
+  const entries = new Map<string, Participation>();
+  return {
+    entries: () => Promise.resolve([...entries.values()]),
+    put: (added) => {
+      for (const entry of added) entries.set(entry.user, entry);
+      return Promise.resolve();
+    },
+    close: () => Promise.resolve(),
+  };
+}
