@@ -26,7 +26,8 @@ export class Cards {
     const left = h("div", { class: "stack" }, policy, value);
     const right = h("div", { class: "stack" }, this.form.element, truth);
     this.parts = [this.head, this.form, ...this.cards];
-    this.elements = [this.head.element, h("div", { class: "cards" }, left, right, stages, batches, speed), this.head.foot];
+    this.body = h("div", { class: "cards", hidden: true }, left, right, stages, batches, speed); // until it is drawn
+    this.elements = [this.head.element, this.body, this.head.foot];
   }
 }
 

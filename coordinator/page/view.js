@@ -175,8 +175,9 @@ class RunView {
       if (part === 0) this.changed = false;
       this.waiting = part + 1 < this.cards.parts.length;
       this.cards.parts[part].draw(this.known, this.events);
-      if (this.waiting) this.drawPart(part + 1);
-      else if (this.changed) this.draw();
+      if (this.waiting) return this.drawPart(part + 1);
+      this.cards.body.hidden = false;
+      if (this.changed) this.draw();
     });
   }
 }

@@ -112,6 +112,15 @@ def test_the_tab_key_passes_through_all_in_reading_order(
     assert probe(page, "backward") == []
 
 
+def test_controls_appear_only_when_they_are_drawn(opened: Open, manual: Run) -> None:
+    page = opened()
+    page.add_init_script("window.requestAnimationFrame = () => 0")
+    page.goto(f"{page.url.partition('#')[0]}#/runs/{manual['id']}")
+    page.reload()
+    expect(page.locator("#policy-of")).to_be_attached()
+    expect(page.locator("#policy-of")).to_be_hidden()
+
+
 @pytest.mark.parametrize(
     ("element", "style"),
     [
