@@ -69,13 +69,15 @@ def headline(summary: Summary) -> str:
     rate = f"{found['carried_a_second'] if found else due_a_second(summary):.3g} reports a second"
     if limit == "none":
         return f"The network carries {'at least ' if found else ''}{rate}. No limit was reached"
-    if not found:
-        also = ", which other programs used, too" if limit == "machine" and _others(summary) else ""
-        return f"The network does not carry {rate}. The limit is the {limit}{also}"
+    also = " (which other programs used, too)" if limit == "machine" and _others(summary) else ""
     if limit == "generator" or summary["verdict"]["stage"] == "sealing":
-        part = "load generator" if limit == "generator" else limit
-        more = f"The {part} was the limit: the services may carry more"
-        return f"The network carries at least {rate}. {more}"
+        known = (
+            "The network carries at least" if found else "It is not known if the network carries"
+        )
+        part = "load generator" if limit == "generator" else limit + also
+        return f"{known} {rate}. The {part} was the limit: the services may carry more"
+    if not found:
+        return f"The network does not carry {rate}. The limit is the {limit}{also}"
     return f"The network carries {rate}. Beyond, the limit is the {limit}"
 
 
@@ -197,11 +199,11 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
 def _axes(end: float, top: float) -> str:
     across = "".join(
         f'<path class=axis d="M{LEFT} {_down(tick, top):.1f}H{WIDTH}"/>'
-        f"<text class=end x={LEFT - 6} y={_down(tick, top) + 4:.1f}>{tick:,.4g}</text>"
+        f"<text class=end x={LEFT - 6} y={_down(tick, top) + 4:.1f}>{tick:,g}</text>"
         for tick in _ticks(top)
     )
     along = "".join(
-        f"<text class=mid x={_right(tick, end):.1f} y={HEIGHT - BOTTOM + 16}>{tick:,.4g}</text>"
+        f"<text class=mid x={_right(tick, end):.1f} y={HEIGHT - BOTTOM + 16}>{tick:,g}</text>"
         for tick in _ticks(end)[1:]
     )
     name = f"<text class=end x={WIDTH} y={HEIGHT - 2}>seconds from the start</text>"

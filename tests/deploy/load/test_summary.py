@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from riffle.deploy.load.generator import Sample
-from riffle.deploy.load.html_page import certainty, next_step, to_html
+from riffle.deploy.load.html_page import certainty, headline, next_step, to_html
 from riffle.deploy.load.summary import Summary, capacity, rates, summarize
 from riffle.deploy.load.tally import Tally
 from riffle.deploy.network.processes import Usage
@@ -108,6 +108,9 @@ def test_a_chart_has_ticks_up_to_its_largest_value() -> None:
     axis = re.compile(r"<text class=end x=54 y=[\d.]+>([\d.,]+)</text>")
     ticks = axis.findall(to_html(summary()).partition("Latency of")[0])
     assert ticks == ["0", "2", "4", "6", "8", "10"]
+    large = summary()
+    large["series"][-1]["p50 ms"] = 40_000
+    assert ">10,000</text>" in to_html(large)
 
 
 def test_latency_over_time_is_that_of_each_interval() -> None:
@@ -162,6 +165,15 @@ def test_a_capacity_says_if_no_batch_filled() -> None:
     assert next_step(found).startswith(
         "repeat with a longer --duration, so that batches fill. Then"
     )
+
+
+@pytest.mark.parametrize(("limit", "stage"), [("generator", "lag"), ("machine", "sealing")])
+def test_a_load_that_the_generator_could_not_send_tells_nothing_of_the_network(
+    limit: str, stage: str
+) -> None:
+    found = summary() | {"verdict": {"limit": limit, "stage": stage, "why": ""}}
+    assert headline(found).startswith("It is not known if the network carries 15 reports a second")
+    assert headline(found).endswith("was the limit: the services may carry more")
 
 
 def test_a_result_says_how_sure_it_is_and_what_to_do_first() -> None:
