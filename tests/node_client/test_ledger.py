@@ -268,6 +268,14 @@ def test_users_are_asked_once_an_epoch_and_while_their_limit_allows(tmp_path: Pa
     users.close()
 
 
+def test_users_set_aside_come_back_in_the_next_epoch(tmp_path: Path) -> None:
+    users = Users(tmp_path / "state", {NODE: PEOPLE})
+    users.set_aside(PEOPLE[1:], charge(0, 1))
+    assert users.next_users(NODE, 9, charge(1, 1)) == PEOPLE[:1]
+    assert sorted(users.next_users(NODE, 9, charge(2, 2))) == PEOPLE
+    users.close()
+
+
 def test_two_nodes_share_one_ledger(tmp_path: Path) -> None:
     one, two = (
         Users(tmp_path / state, {NODE: PEOPLE}, ledger=ledger(tmp_path)) for state in ("a", "b")

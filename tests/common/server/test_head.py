@@ -158,8 +158,12 @@ def test_a_store_replaced_under_a_running_service_is_written_no_more(
     for _ in range(2):
         with pytest.raises(LocalError, match="replaced by an older one"):
             change(engine, of)
-    engine.dispose()
     assert of.written() == 5
+    for file in of.folder.iterdir():
+        file.unlink()
+    with pytest.raises(LocalError, match="replaced by an older one"):
+        change(engine, of)
+    engine.dispose()
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])

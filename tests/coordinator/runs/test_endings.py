@@ -219,6 +219,29 @@ def test_stopping_abandons_the_open_batch(tmp_path: Path) -> None:
     assert shuffler.states[batch_id(RUN, 0)] == "abandoned"
 
 
+def test_a_batch_that_the_shuffler_does_not_give_up_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shuffler, refusals = FakeShuffler(), [RemoteError("unauthorized", "another token (test)")]
+    shuffler.fills, abandon = False, shuffler.abandon
+
+    async def refuse_once(batch_id: str) -> None:
+        if refusals:
+            raise refusals.pop()
+        await abandon(batch_id)
+
+    async def act(coordinator: Coordinator) -> None:
+        await coordinator.create(spec())
+        await until(lambda: "status" in shuffler.calls)
+        await coordinator.stop(RUN)
+        await drivers_end()
+
+    monkeypatch.setattr(shuffler, "abandon", refuse_once)
+    play(parts(tmp_path, shuffler), act)
+    assert refusals == []
+    assert shuffler.states[batch_id(RUN, 0)] == "abandoned"
+
+
 def test_stopping_before_the_deposit_leaves_nothing(tmp_path: Path) -> None:
     given = parts(tmp_path, FakeShuffler())
     given.shuffler.down = 10**9

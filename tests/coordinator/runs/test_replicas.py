@@ -78,6 +78,10 @@ def test_a_restart_takes_what_its_predecessor_held(store: Store, engine: str) ->
     assert [lease.run_id for lease in mine] == [RUN]
 
 
+def test_a_start_takes_what_nobody_drives_any_more(store: Store) -> None:
+    assert take(store, "second", NOW + 15, start=True) == [SECOND]
+
+
 def test_a_run_without_work_is_not_taken(store: Store) -> None:
     to_sealed(store)
     store.settle(FIRST, settlement(next=NextStep(finished=True)), NOW)
