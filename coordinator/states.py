@@ -1,4 +1,4 @@
-"""The states of a run, a deployment, an analyzer key and a run lease: one table each.
+"""The states of a run, a deployment and an analyzer key: one table each.
 
 A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
 If the next state is the present state, the event is a repetition and changes nothing.
@@ -70,24 +70,6 @@ KEY: dict[tuple[KeyState, KeyEvent], KeyState] = {
     ("active", "expire"): "expired",
     ("expired", "erase"): "erased",
     ("erased", "erase"): "erased",
-}
-
-LeaseState = Literal["held", "expired", "lost"]
-LeaseEvent = Literal["write", "renew", "release", "expire", "take", "restart"]
-"""``take``: another holder takes the run; ``restart``: the same holder takes it after a restart."""
-
-LEASE: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
-    ("held", "write"): "held",
-    ("held", "renew"): "held",
-    ("held", "release"): "expired",
-    ("held", "expire"): "expired",
-    ("held", "restart"): "lost",
-    ("expired", "write"): "expired",
-    ("expired", "renew"): "held",
-    ("expired", "release"): "expired",
-    ("expired", "expire"): "expired",
-    ("expired", "take"): "lost",
-    ("expired", "restart"): "lost",
 }
 
 State = TypeVar("State", bound=str)

@@ -75,17 +75,6 @@ def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
     return np.asarray(sums - noise.mean(1))
 
 
-def run(
-    layout: CounterLayout,
-    noise: CentralNoise,
-    episodes: list[Episode | None],
-    randomness: Randomness,
-) -> npt.NDArray[np.float64]:
-    """Runs all roles, without network or encryption; returns unbiased counts (C,)."""
-    histogram, _ = count(layout, np.stack([encode(layout, episode) for episode in episodes]))
-    return debias(add_noise(histogram, noise, randomness)[:-1], noise)
-
-
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
     """Returns geometric draws G (size,) with Pr[G >= k] = q**k.
 

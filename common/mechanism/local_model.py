@@ -66,12 +66,3 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 def debias(sums: Ints, reports: int, flips: Flips) -> npt.NDArray[np.float64]:
     """The analyzer's part, second step: returns unbiased counts (C,) from the 1-bits of reports."""
     return np.asarray((sums - flips.mean(reports)) / (1.0 - 2.0 * flips.f))
-
-
-def run(
-    layout: CounterLayout, flips: Flips, episodes: list[Episode | None], randomness: Randomness
-) -> npt.NDArray[np.float64]:
-    """Runs all roles, without network or encryption; returns unbiased counts (C,)."""
-    reports = np.stack([encode(layout, flips, episode, randomness) for episode in episodes])
-    histogram, _ = count(layout, reports)
-    return debias(histogram[:-1], int(histogram[-1]), flips)

@@ -117,17 +117,3 @@ def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:
 def debias(counts: Ints, n: int, noise: Noise) -> npt.NDArray[np.float64]:
     """The analyzer's part, second step: returns counts (C,) minus the noise's mean n * bits * p."""
     return np.asarray(counts - noise.mean(n))
-
-
-def run(
-    layout: CounterLayout,
-    noise: Noise,
-    padding: Padding,
-    episodes: list[Episode | None],
-    randomness: Randomness,
-) -> npt.NDArray[np.float64]:
-    """Runs all roles, without network or encryption; returns unbiased counts (C,)."""
-    reports = [encode(layout, noise, padding, episode, randomness) for episode in episodes]
-    messages = np.concatenate(reports)
-    shuffled = messages[permutation(messages.size, randomness)]
-    return debias(count(layout, shuffled), len(episodes), noise)

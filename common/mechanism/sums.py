@@ -118,12 +118,6 @@ def empty_sum(counters: int, bits: int) -> Words:
     return np.zeros(counters, dtype=_words(bits))
 
 
-def release(total: Words, keys: bytes, order: npt.NDArray[np.integer]) -> bytes:
-    """The shuffler's part, second step: returns the sum, then the keys E in a random order (n,)."""
-    permuted = np.frombuffer(keys, dtype=f"V{KEY_BYTES}")[order]
-    return b"".join((total.tobytes(), permuted.tobytes()))
-
-
 def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, memoryview]:
     """Returns the sum (C,) and the keys E that the shuffler handed over."""
     view, size = memoryview(released), counters * bits // 8

@@ -7,12 +7,13 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator import states
+from tests.coordinator.lease import LEASE, LeaseEvent, LeaseState
 
 TABLES: dict[str, tuple[Mapping[tuple[Any, Any], Any], Any, Any]] = {
     "run": (states.RUN, states.RunState, states.RunEvent),
     "deployment": (states.DEPLOYMENT, states.DeploymentState, states.DeploymentEvent),
     "key": (states.KEY, states.KeyState, states.KeyEvent),
-    "lease": (states.LEASE, states.LeaseState, states.LeaseEvent),
+    "lease": (LEASE, LeaseState, LeaseEvent),
 }
 EXPECTED = {
     "run": """
@@ -84,4 +85,4 @@ def test_an_ended_run_and_an_abandoned_deployment_stay_so() -> None:
 
 def test_no_key_becomes_pending_again_and_no_lost_lease_returns() -> None:
     assert "pending" not in states.KEY.values()
-    assert not any(state == "lost" for state, _ in states.LEASE)
+    assert not any(state == "lost" for state, _ in LEASE)

@@ -53,6 +53,7 @@ from riffle.coordinator.store.queries import RUNS_WITH_WORK
 from riffle.coordinator.store.records import Replica
 from riffle.coordinator.store.schema import meta
 from riffle.coordinator.store.transactions import Store
+from tests.common.mechanism.roles import release
 from tests.coordinator.learner import tiny
 
 SHUFFLER_ID = "shuffler-1"
@@ -138,7 +139,7 @@ def released_sum(context: Context, vectors: list[Any]) -> bytes:
         for vector, secret in zip(vectors, secrets, strict=True)
     )
     keys = b"".join(sums.add(total, report) for report in masked)
-    return sums.release(total, keys, np.arange(d.n)[::-1])
+    return release(total, keys, np.arange(d.n)[::-1])
 
 
 class FakeShuffler(ShufflerClient):

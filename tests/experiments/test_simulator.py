@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from riffle.common.mechanism import central_model, local_model
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
 from riffle.common.mechanism.parameters import (
     BatchNoise,
@@ -37,6 +36,7 @@ from riffle.experiments.simulator import (
     simulate,
 )
 from riffle.node_client.environments.tabular import TabularMDP, riverswim
+from tests.common.mechanism.roles import central_counts, local_counts
 
 ALPHA = 1e-4
 """Level of each chi-square test here; seeds are fixed."""
@@ -144,10 +144,10 @@ def test_noise_of_the_other_workflows_has_the_law_of_the_roles(noise: BatchNoise
     randomness = SeededRandomness.keyed(1, str(noise))
     true = np.bincount(np.concatenate([layout.encode(e) for e in episodes if e]), minlength=8)
     if isinstance(noise, Flips):
-        found = [local_model.run(layout, noise, episodes, randomness) for _ in range(times)]
+        found = [local_counts(layout, noise, episodes, randomness) for _ in range(times)]
     else:
         assert isinstance(noise, CentralNoise)
-        found = [central_model.run(layout, noise, episodes, randomness) for _ in range(times)]
+        found = [central_counts(layout, noise, episodes, randomness) for _ in range(times)]
     generator = np.random.default_rng(2)
     drawn = [noisy_counts(true, n, noise, generator) for _ in range(times)]
     debiased = [debias(noise, n, np.append(noisy, n)) for noisy in drawn]

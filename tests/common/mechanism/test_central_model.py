@@ -12,11 +12,11 @@ from riffle.common.mechanism.central_model import (
     count,
     draw_noise,
     encode,
-    run,
 )
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
 from riffle.common.mechanism.parameters import CentralNoise, FairBits, Laplace
 from riffle.common.mechanism.randomness import SystemRandomness
+from tests.common.mechanism.roles import central_counts
 from tests.common.mechanism.test_local_model import Script
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
@@ -105,7 +105,7 @@ def test_every_counter_gets_noise_and_the_number_of_reports_none(noise: CentralN
 @pytest.mark.parametrize("noise", [Laplace(3_900_000_000), FairBits(200)])
 def test_counts_are_unbiased_with_the_stated_variance(noise: CentralNoise) -> None:
     """1,000 runs of 24 counters; kurtosis is at most 6 or so: the variance is within 5 errors."""
-    runs = np.stack([run(LAYOUT, noise, [episode()] * 3, SYSTEM) for _ in range(1_000)])
+    runs = np.stack([central_counts(LAYOUT, noise, [episode()] * 3, SYSTEM) for _ in range(1_000)])
     true = np.zeros(24)
     true[LAYOUT.encode(episode())] = 3
     errors = (runs - true).ravel()

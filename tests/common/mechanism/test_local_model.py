@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from riffle.common.mechanism.counters import CounterLayout, Episode, Families, Sizes
-from riffle.common.mechanism.local_model import count, debias, encode, report_bytes, run
+from riffle.common.mechanism.local_model import count, debias, encode, report_bytes
 from riffle.common.mechanism.parameters import Flips
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from tests.common.mechanism.roles import local_counts
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()
@@ -87,7 +88,7 @@ def test_a_bit_past_the_last_counter_spoils_its_report_alone() -> None:
 def test_counts_are_unbiased_with_the_stated_variance() -> None:
     """3,000 users, 18 + 6 counters: sum of squared standard scores is chi-square, 24 degrees."""
     n, flips = 3_000, Flips(round(0.4 * 2**32))
-    result = run(ODD, flips, [episode() if i % 3 else None for i in range(n)], SYSTEM)
+    result = local_counts(ODD, flips, [episode() if i % 3 else None for i in range(n)], SYSTEM)
     true = np.zeros(ODD.counters)
     true[ODD.encode(episode())] = n - n // 3
     scores = (result - true) ** 2 / flips.variance(n)

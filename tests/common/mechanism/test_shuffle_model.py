@@ -20,8 +20,8 @@ from riffle.common.mechanism.shuffle_model import (
     encode,
     pad,
     permutation,
-    run,
 )
+from tests.common.mechanism.roles import shuffle_counts
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 SYSTEM = SystemRandomness()
@@ -139,7 +139,10 @@ def test_all_roles_together_give_unbiased_counts_of_the_stated_variance() -> Non
     padding = Padding(LAYOUT.data_slots, LAYOUT.counters * noise.bits)
     truth = n * np.bincount(LAYOUT.encode(episode()), minlength=LAYOUT.counters)
     errors = np.array(
-        [run(LAYOUT, noise, padding, [episode()] * n, SYSTEM) - truth for _ in range(rounds)]
+        [
+            shuffle_counts(LAYOUT, noise, padding, [episode()] * n, SYSTEM) - truth
+            for _ in range(rounds)
+        ]
     )
     z = errors.sum() / np.sqrt(errors.size * noise.variance(n))
     assert abs(z) < stats.norm.isf(ALPHA / 2)

@@ -13,6 +13,7 @@ from riffle.common.mechanism import shuffle_model, sums
 from riffle.common.mechanism.counters import CounterLayout, Episode, Sizes
 from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import SeededRandomness, SystemRandomness
+from tests.common.mechanism.roles import release
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 LAYOUT = CounterLayout(Sizes(3, 2, 2), "joint")
@@ -50,7 +51,7 @@ def vectors(n: int, bits: int = 16) -> list[sums.Words]:
 def opened(reports: list[bytes], private: bytes = ANALYZER, info: bytes = INFO) -> np.ndarray:
     total = sums.empty_sum(LAYOUT.counters, 16)
     keys = sums.add(total, b"".join(reports))
-    released = sums.release(total, keys, np.random.default_rng(3).permutation(len(reports)))
+    released = release(total, keys, np.random.default_rng(3).permutation(len(reports)))
     assert len(released) == sums.release_bytes(len(reports), LAYOUT.counters, 16)
     masked, permuted = sums.split_release(released, LAYOUT.counters, 16)
     return masked - sums.add_masks(private, info, permuted, LAYOUT.counters, 16)

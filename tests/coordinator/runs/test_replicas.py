@@ -14,13 +14,13 @@ from sqlalchemy import select, update
 
 from riffle.coordinator.runs.coordinator import Coordinator, Drivers
 from riffle.coordinator.specs import ManualDeployment
-from riffle.coordinator.states import LEASE, LeaseEvent, LeaseState
 from riffle.coordinator.store import schema
 from riffle.coordinator.store.events import STOPPED, ChangeSignals
 from riffle.coordinator.store.records import LeaseLostError, NextStep, RunLease
 from riffle.coordinator.store.transactions import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
+from tests.coordinator.lease import LEASE, LeaseEvent, LeaseState
 from tests.coordinator.store.test_transactions import MANUAL, issued, settlement, to_sealed
 from tests.coordinator.world import (
     NOW,
