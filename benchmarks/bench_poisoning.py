@@ -11,7 +11,7 @@ messages name counters of the attack. The others are honest. The analyzer debias
   before and after clipping to [0, H].
 - learned: V of the policy that SDP-PE learns over V*, the mean over seeds under the worst of
   `ATTACKS`, which repeat their lie at every step and in every batch.
-- marked: the deviation of that batch's counts in standard deviations (the median over seeds), and
+- marked: the deviation of that batch's counts in standard deviations (the median over draws), and
   the runs of the worst attack in which the coordinator marks batches.
 - hidden: the learned V / V* and the marked batches if all k reports claim one episode, which stays
   in state 0 and is rewarded, and carry noise as honest ones do. No test of counts can find these.

@@ -92,11 +92,12 @@ def follow(
     *,
     by_hand: bool = False,
 ) -> None:
-    """Follows a run to its end, shows its progress and writes its settled rows to CSV files.
+    """Follows a run to its end, shows its progress and writes the run's tables to CSV files.
 
-    On a terminal, the progress is a bar; elsewhere, a line for each settled batch and finished
-    stage. A run ``by_hand`` waits for a person, so there is no remaining time to show. Calls
-    ``watch`` with every event. If the run cannot go on, prints the reason.
+    A table ends before the first batch that is neither counted nor abandoned. On a terminal, the
+    progress is a bar; elsewhere, a line for each batch that is over and each finished stage. A run
+    ``by_hand`` waits for a person, so there is no remaining time to show. Calls ``watch`` with
+    every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 

@@ -14,8 +14,8 @@ earlier chunks, and still earlier ones are uploaded, so every core can always se
 one unit of ``capacity`` before its episodes run, and gives it back once the shuffler has decided on
 its reports. So while the shuffler is unreachable, no episode begins, but the node keeps running.
 
-A sealed report is kept, and sent again unchanged, until it is accepted, replayed, or refused for
-good. Nothing about an episode is stored or logged: totals count reports, without naming users.
+A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
+for good. Nothing about an episode is stored or logged: totals count reports, without naming users.
 """
 
 import asyncio

@@ -42,8 +42,9 @@ class BatchEvent:
     """A batch of n reports over `counters` counters.
 
     Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
-    to `dishonest_fraction` of the reports carry no noise. `word_bits` is the size of a word if the
-    batch is summed (`common.mechanism.sums`); noise then needs no slots. Otherwise it is None.
+    to `dishonest_fraction` of the reports carry no noise. If the batch is summed
+    (`common.mechanism.sums`), `word_bits` is the size of a word, and noise takes no messages of a
+    report. If not, `word_bits` is None.
     """
 
     noise: BatchNoise

@@ -170,8 +170,9 @@ def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray
 
 
 def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -> FloatArray:
-    """Adds k (H, X, A) times the mean reward over steps to reward sums R (..., H, X, A).
+    """Adds the rewards of k (H, X, A) pseudo-visits to reward sums R (..., H, X, A).
 
+    A pseudo-visit has the mean reward over steps.
     N are visits, shaped as R; s (H, X, A) is the standard deviation of the noise on N.
     """
     noise = np.sqrt((s**2).sum(axis=-3, keepdims=True))

@@ -9,7 +9,8 @@ An environment draws only from the given randomness. So the same environment ser
 (the system's CSPRNG), the test entry point and the simulator (both with keyed streams).
 
 - RiverSwim-v0: a swimmer in a row of states (Osband et al. 2013; paper 000, Fig. 5).
-- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1); users differ.
+- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1). Each user has mean
+  rewards of their own, which vary around those of the arms.
 - SpectrumAccess-v0: dynamic spectrum access, the application that paper 000 opens with.
 - RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
 - LayeredMDP-v0: a loop-free layered MDP drawn from a seed (paper 004, section 2.1).
