@@ -17,13 +17,7 @@ from typing import TypeVar
 
 import httpx
 
-from riffle.common.process.endpoint import (
-    AsyncFailover,
-    read_answer,
-    receive,
-    server_verification,
-    split_urls,
-)
+from riffle.common.process import endpoint
 from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -137,8 +131,8 @@ class ShufflerClient:
         retry = 0
         while True:
             try:
-                response, body = await receive(PEER, self.http, request, MAX_ANSWER_BYTES)
-                return read_answer(PEER, response, body, document, fits)
+                response, body = await endpoint.receive(PEER, self.http, request, MAX_ANSWER_BYTES)
+                return endpoint.read_answer(PEER, response, body, document, fits)
             except LocalError as failure:
                 delay = self.backoff.delay(retry, failure.retry_after or 0)
                 self._give_up(str(failure), retry, delay, deadline)
@@ -160,8 +154,8 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
     """Opens a client of one shuffler, which tries its replicas in turn and ignores proxies."""
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     transport = httpx.AsyncHTTPTransport(
-        verify=server_verification(ca_file), limits=limits, trust_env=False
+        verify=endpoint.server_verification(ca_file), limits=limits, trust_env=False
     )
-    urls = split_urls(url)
-    failover = AsyncFailover(urls, transport, spread=True)
+    urls = endpoint.split_urls(url)
+    failover = endpoint.AsyncFailover(urls, transport, spread=True)
     return httpx.AsyncClient(base_url=urls[0], transport=failover)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import (
     MAX_DESCRIPTOR_BYTES,
     Document,
@@ -24,26 +25,6 @@ from riffle.common.protocol.descriptor import (
     first_fault,
 )
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.protocol.wire import (
-    BATCH_KEY_HEADER,
-    DIGEST_HEADER,
-    OCTETS,
-    SIGNATURE_HEADER,
-    Acknowledgement,
-    BatchState,
-    BatchStatus,
-    Conservation,
-    DeclineNotice,
-    Deposits,
-    Enrolment,
-    EnrolRequest,
-    LeaseReply,
-    LeaseRequest,
-    NodeList,
-    OpenBatches,
-    ShufflerIdentity,
-    UploadReply,
-)
 from riffle.common.server.fast_routes import FastRoutes
 from riffle.common.server.limits import ConcurrencyLimit
 from riffle.common.server.monitoring import metrics_response
@@ -104,7 +85,7 @@ class BatchListQuery(LongPoll):
 class StatusQuery(LongPoll):
     """The query of a batch's status."""
 
-    state: BatchState | None = None
+    state: wire.BatchState | None = None
 
 
 def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
@@ -128,7 +109,7 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
             allow_methods=("GET", "POST"),
-            allow_headers=("Authorization", "Content-Type", BATCH_KEY_HEADER),
+            allow_headers=("Authorization", "Content-Type", wire.BATCH_KEY_HEADER),
             expose_headers=("Retry-After",),
         ),
         Middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE),
@@ -149,14 +130,14 @@ def release_polls(app: FastAPI) -> None:
 @router.put("/v1/batches/{batch_id}", response_model=SignedDescriptor, status_code=201)
 async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
     """Deposits a batch's descriptor. A repetition with the same bytes gets the same answer."""
-    core, signature = shuffler_of(request), request.headers.get(SIGNATURE_HEADER)
+    core, signature = shuffler_of(request), request.headers.get(wire.SIGNATURE_HEADER)
     with caller_of(request, token, "coordinator"):
         data = await read_body(request, MAX_DESCRIPTOR_BYTES)
         signed, created = await core.batches.deposit(batch_id, data, signature)
         return _as_json(signed, 201 if created else 200)
 
 
-@router.get("/v1/batches", response_model=OpenBatches)
+@router.get("/v1/batches", response_model=wire.OpenBatches)
 async def list_batches(
     request: Request, token: NodeToken, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
@@ -165,7 +146,7 @@ async def list_batches(
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
         seconds = core.settings.lease_seconds
-        return _as_json(OpenBatches(batches=tuple(batches), lease_seconds=seconds))
+        return _as_json(wire.OpenBatches(batches=tuple(batches), lease_seconds=seconds))
 
 
 @router.get("/v1/batches/{batch_id}", response_model=SignedDescriptor)
@@ -175,44 +156,48 @@ async def descriptor(batch_id: Hex16, request: Request, token: NodeToken) -> Res
         return _as_json(await shuffler_of(request).batches.descriptor(batch_id))
 
 
-_FRAMES = {"requestBody": {"required": True, "content": {OCTETS: {}}}}
+_FRAMES = {"requestBody": {"required": True, "content": {wire.OCTETS: {}}}}
 
 
 @router.post(
     "/v1/batches/{batch_id}/leases",
-    response_model=LeaseReply,
-    openapi_extra=json_body(LeaseRequest),
+    response_model=wire.LeaseReply,
+    openapi_extra=json_body(wire.LeaseRequest),
 )
 async def lease(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Leases slots to users."""
     async with node_of(request, token) as node:
-        wanted = await _document(request, LeaseRequest)
+        wanted = await _document(request, wire.LeaseRequest)
         return _as_json(await shuffler_of(request).lease(batch_id, node, wanted.users))
 
 
-@router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(DeclineNotice))
-async def decline(batch_id: Hex16, request: Request, token: NodeToken, core: Core) -> DeclineNotice:
+@router.post("/v1/batches/{batch_id}/declined", openapi_extra=json_body(wire.DeclineNotice))
+async def decline(
+    batch_id: Hex16, request: Request, token: NodeToken, core: Core
+) -> wire.DeclineNotice:
     """Records why a node stops serving an open batch. The batch's status shows it for a while."""
     async with node_of(request, token):
-        notice = await _document(request, DeclineNotice)
+        notice = await _document(request, wire.DeclineNotice)
         await core.decline(batch_id, notice.reason)
         return notice
 
 
-@router.post("/v1/batches/{batch_id}/reports", response_model=UploadReply, openapi_extra=_FRAMES)
+@router.post(
+    "/v1/batches/{batch_id}/reports", response_model=wire.UploadReply, openapi_extra=_FRAMES
+)
 async def upload(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Stores the reports of an upload. The answer follows once every outcome is durable."""
     core, began = shuffler_of(request), asyncio.get_running_loop().time()
     async with node_of(request, token) as node:
         batch = await core.admission.batch(batch_id)
-        check_batch_key(batch.batch_key, request.headers.get(BATCH_KEY_HEADER))
+        check_batch_key(batch.batch_key, request.headers.get(wire.BATCH_KEY_HEADER))
         with core.inflight.meter(node) as meter:
             request, limit = metered(request, meter), core.upload_limit(batch)
             # No variable here holds the body, so its memory is freed once the reports are opened.
             return _as_json(await core.upload(batch, node, await read_body(request, limit), began))
 
 
-@router.get("/v1/batches/{batch_id}/status", response_model=BatchStatus)
+@router.get("/v1/batches/{batch_id}/status", response_model=wire.BatchStatus)
 async def status(
     batch_id: Hex16, request: Request, token: EitherToken, query: Annotated[StatusQuery, Query()]
 ) -> Response:
@@ -224,16 +209,18 @@ async def status(
 
 
 @router.get("/v1/deposits", dependencies=[CoordinatorOnly])
-async def deposits(core: Core) -> Deposits:
+async def deposits(core: Core) -> wire.Deposits:
     """Lists the ids of open batches, for a coordinator whose store may be an older copy.
 
     The list tells the coordinator no more than the statuses of batches, which it may read anyway.
     """
-    return Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
+    return wire.Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 
 
 @router.get("/v1/batches/{batch_id}/conservation")
-async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> Conservation:
+async def conservation(
+    batch_id: Hex16, core: Core, caller: CoordinatorOrOperator
+) -> wire.Conservation:
     """Accounts for everything sent to a batch: accepted = held + forwarded + dropped."""
     return await core.conservation(batch_id, whole=caller == "operator")
 
@@ -242,7 +229,7 @@ async def conservation(batch_id: Hex16, core: Core, caller: CoordinatorOrOperato
     "/v1/batches/{batch_id}/messages",
     dependencies=[CoordinatorOnly],
     response_class=StreamingResponse,
-    responses={200: {"content": {OCTETS: {}}}},
+    responses={200: {"content": {wire.OCTETS: {}}}},
 )
 async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     """Returns all messages of a sealed batch, permuted. A repeated call gets the same bytes.
@@ -250,40 +237,43 @@ async def messages(batch_id: Hex16, core: Core) -> StreamingResponse:
     For a batch of sums, returns the sum and then the permuted keys of the reports.
     """
     release = await core.batches.release(batch_id)
-    headers = {DIGEST_HEADER: release.sha256, "Content-Length": str(release.size)}
-    return StreamingResponse(_chunks(release), media_type=OCTETS, headers=headers)
+    headers = {wire.DIGEST_HEADER: release.sha256, "Content-Length": str(release.size)}
+    return StreamingResponse(_chunks(release), media_type=wire.OCTETS, headers=headers)
 
 
 @router.post(
     "/v1/batches/{batch_id}/acknowledgement",
-    response_model=BatchStatus,
-    openapi_extra=json_body(Acknowledgement),
+    response_model=wire.BatchStatus,
+    openapi_extra=json_body(wire.Acknowledgement),
 )
 async def acknowledge(batch_id: Hex16, request: Request, token: CoordinatorToken) -> Response:
     """Acknowledges the messages and names those that failed. The shuffler then erases the batch."""
     with caller_of(request, token, "coordinator"):
-        said = await _document(request, Acknowledgement)
+        said = await _document(request, wire.Acknowledgement)
         acknowledge = shuffler_of(request).batches.acknowledge
         status = await acknowledge(batch_id, said.messages_sha256, said.failed)
         return _as_json(for_coordinator(status))
 
 
 @router.post("/v1/batches/{batch_id}/abandon")
-async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> BatchStatus:
+async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) -> wire.BatchStatus:
     """Abandons a batch with fewer than n reports; refuses to abandon a complete batch."""
     return visible_status(await core.batches.abandon(batch_id), caller)
 
 
 @router.post(
-    "/v1/nodes", dependencies=[OperatorOnly], status_code=201, openapi_extra=json_body(EnrolRequest)
+    "/v1/nodes",
+    dependencies=[OperatorOnly],
+    status_code=201,
+    openapi_extra=json_body(wire.EnrolRequest),
 )
-async def enrol(request: Request, core: Core) -> Enrolment:
+async def enrol(request: Request, core: Core) -> wire.Enrolment:
     """Enrols a node. The answer has its token, which is never shown again."""
-    return await core.enrol(await _document(request, EnrolRequest))
+    return await core.enrol(await _document(request, wire.EnrolRequest))
 
 
 @router.get("/v1/nodes", dependencies=[OperatorOnly])
-async def list_nodes(core: Core) -> NodeList:
+async def list_nodes(core: Core) -> wire.NodeList:
     """Lists all nodes, with the counts of their users and leases."""
     return await core.nodes()
 
@@ -295,7 +285,7 @@ async def revoke(node_id: Hex16, core: Core) -> None:
 
 
 @open_router.get("/v1/identity")
-async def identity(core: Core) -> ShufflerIdentity:
+async def identity(core: Core) -> wire.ShufflerIdentity:
     """Returns the shuffler's id and public key, to compare with the pinned ones."""
     return core.identity
 

@@ -13,23 +13,10 @@ from dataclasses import replace
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from riffle.common.protocol import wire
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import open_each
 from riffle.common.protocol.verification import read_pins
-from riffle.common.protocol.wire import (
-    LEASE_BYTES,
-    MAX_USERS_A_LEASE,
-    Conservation,
-    DeclineReason,
-    Enrolment,
-    EnrolRequest,
-    LeaseReply,
-    NodeList,
-    OpenBatch,
-    ShufflerIdentity,
-    UploadReply,
-    split_frames,
-)
 from riffle.common.server.database import listen, writer
 from riffle.common.server.head import Head
 from riffle.common.server.limits import CallerLimits, RateLimit
@@ -62,7 +49,7 @@ class Shuffler:
         self, settings: Settings, clock: Clock, metrics: ShufflerMetrics | None = None
     ) -> None:
         self.settings = settings
-        self.identity = ShufflerIdentity(
+        self.identity = wire.ShufflerIdentity(
             shuffler_id=settings.shuffler_id, public_key=settings.public_key().hex()
         )
         self.metrics = metrics or ShufflerMetrics()
@@ -79,7 +66,7 @@ class Shuffler:
         self.batches = BatchLifecycle(
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
-        self._shown: dict[tuple[str, str, int], Conservation] = {}
+        self._shown: dict[tuple[str, str, int], wire.Conservation] = {}
         self._open = VersionedCache(
             lambda: self.batches.tidied(batch_rows.open_batches, self.now),
             lambda: (self._store.writes, self.now),
@@ -114,7 +101,7 @@ class Shuffler:
 
     # Nodes
 
-    async def open_batches(self, *, wait: float, accepting: bool) -> list[OpenBatch]:
+    async def open_batches(self, *, wait: float, accepting: bool) -> list[wire.OpenBatch]:
         """Returns the open batches; with ``accepting``, waits until one has free slots."""
         if not accepting:
             return (await self._open.get()).batches
@@ -128,7 +115,7 @@ class Shuffler:
         )
         return [batch for batch in listing.batches if batch.free_slots]
 
-    async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> LeaseReply:
+    async def lease(self, batch_id: str, node_id: str, wanted: Sequence[str]) -> wire.LeaseReply:
         """Leases slots to users of a node."""
         life = self.settings.lease_seconds
         reply = await self._store.write(
@@ -137,18 +124,18 @@ class Shuffler:
         self.metrics.count_leases(reply)
         return reply
 
-    async def decline(self, batch_id: str, reason: DeclineReason) -> None:
+    async def decline(self, batch_id: str, reason: wire.DeclineReason) -> None:
         """Records the reason why a node stops serving an open batch."""
         await self._store.write(batch_rows.decline, batch_id, reason, self.now)
 
     def upload_limit(self, batch: batch_rows.Batch) -> int:
         """Returns the largest size of an upload to a batch in bytes; one report always fits."""
-        frame = LEASE_BYTES + batch.report_bytes
-        return max(frame, min(self.settings.max_upload_bytes, MAX_USERS_A_LEASE * frame))
+        frame = wire.LEASE_BYTES + batch.report_bytes
+        return max(frame, min(self.settings.max_upload_bytes, wire.MAX_USERS_A_LEASE * frame))
 
     async def upload(
         self, batch: batch_rows.Batch, node_id: str, body: bytes, began: float
-    ) -> UploadReply:
+    ) -> wire.UploadReply:
         """Stores reports. Those with the outcome ``accepted`` are durable when this returns.
 
         ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
@@ -156,7 +143,7 @@ class Shuffler:
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
-            leases, sealed = split_frames(body, batch.report_bytes)
+            leases, sealed = wire.split_frames(body, batch.report_bytes)
         except RemoteError as error:
             await self._store.write(batch_rows.count_dropped, batch_id, {error.slug: 1})
             self.metrics.frames.labels(error.slug).inc()
@@ -200,7 +187,7 @@ class Shuffler:
 
     # The operator
 
-    async def enrol(self, request: EnrolRequest) -> Enrolment:
+    async def enrol(self, request: wire.EnrolRequest) -> wire.Enrolment:
         """Enrols a node."""
         enrolment = await self._store.write_for_good(users.enrol, request, self.now)
         note("node-enrolled")  # names no node; the list of nodes has the time
@@ -212,11 +199,11 @@ class Shuffler:
         self.changes.notify()
         note("node-revoked")
 
-    async def nodes(self) -> NodeList:
+    async def nodes(self) -> wire.NodeList:
         """Returns all nodes with their counts."""
         return await self._store.read(users.list_nodes, self.now)
 
-    async def conservation(self, batch_id: str, *, whole: bool) -> Conservation:
+    async def conservation(self, batch_id: str, *, whole: bool) -> wire.Conservation:
         """Returns a batch's conservation record, ``whole`` or only the coordinator's part."""
         record = await self.batches.tidied(conservation, batch_id)
         if whole:

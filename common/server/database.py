@@ -32,25 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Computed,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    event,
-    func,
-    inspect,
-    literal_column,
-    make_url,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from riffle.common.protocol.errors import LocalError
@@ -94,15 +76,15 @@ class Schema:
 
     service: str
     version: int
-    metadata: MetaData
+    metadata: sa.MetaData
 
-    def prepare(self, connection: Connection) -> None:
+    def prepare(self, connection: sa.Connection) -> None:
         """Creates the tables in an empty database; refuses tables of another version.
 
         Raises LocalError ``unavailable`` if it refuses.
         """
         tables, key = self.metadata.tables, f"{self.service} schema"
-        present = tables.keys() & inspect(connection).get_table_names()
+        present = tables.keys() & sa.inspect(connection).get_table_names()
         meta = tables["meta"]
         if not present:
             shared = is_shared(connection)
@@ -120,17 +102,17 @@ class Schema:
             )
 
 
-def meta_table(metadata: MetaData) -> Table:
+def meta_table(metadata: sa.MetaData) -> sa.Table:
     """Returns the table of named numbers that every store has."""
-    return Table(
+    return sa.Table(
         "meta",
         metadata,
-        Column("key", String(32), primary_key=True),
-        Column("value", BigInteger, nullable=False),
+        sa.Column("key", sa.String(32), primary_key=True),
+        sa.Column("value", sa.BigInteger, nullable=False),
     )
 
 
-def writer(engine: Engine) -> Engine:
+def writer(engine: sa.Engine) -> sa.Engine:
     """Returns the engine for writing transactions; each of them begins with taking the lock."""
     if engine.dialect.name == "postgresql":
         # After the wait for the lock, a read must see the last writer's changes.
@@ -138,12 +120,12 @@ def writer(engine: Engine) -> Engine:
     return engine.execution_options(**{_WRITES: True})
 
 
-def is_shared(database: Engine | Connection) -> bool:
+def is_shared(database: sa.Engine | sa.Connection) -> bool:
     """Returns whether other processes may write to the database. A SQLite file has one process."""
     return database.dialect.name != "sqlite"
 
 
-def open_database(schema: Schema, url: str, head: Head | None = None) -> Engine:
+def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engine:
     """Returns an engine of the database at ``url``, with its tables.
 
     With ``head``, as at a service's start, checks the whole database and compares its number with
@@ -165,7 +147,7 @@ def open_database(schema: Schema, url: str, head: Head | None = None) -> Engine:
     return engine
 
 
-def try_claim(connection: Connection, name: str) -> bool:
+def try_claim(connection: sa.Connection, name: str) -> bool:
     """Claims the work ``name`` for this transaction; returns False if another replica has it.
 
     The claim ends with the transaction, or with the connection of a replica that dies.
@@ -173,19 +155,19 @@ def try_claim(connection: Connection, name: str) -> bool:
     if connection.dialect.name != "postgresql":
         return True
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
-    claimed = bool(connection.scalar(select(func.pg_try_advisory_xact_lock(number))))
+    claimed = bool(connection.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(number))))
     limit = f"SET LOCAL idle_in_transaction_session_timeout = '{CLAIM_SECONDS}s'"
     connection.exec_driver_sql(limit)
     return claimed
 
 
-def notify(connection: Connection, message: str) -> None:
+def notify(connection: sa.Connection, message: str) -> None:
     """Notifies all replicas when this transaction commits, and only if it does."""
     if connection.dialect.name == "postgresql":
-        connection.execute(select(func.pg_notify(CHANNEL, message)))
+        connection.execute(sa.select(sa.func.pg_notify(CHANNEL, message)))
 
 
-async def listen(engine: Engine, receive: Callable[[str], None]) -> None:
+async def listen(engine: sa.Engine, receive: Callable[[str], None]) -> None:
     """Calls ``receive`` with every notification, and with "" if some may have been missed."""
     if engine.dialect.name != "postgresql":
         return
@@ -203,11 +185,11 @@ async def listen(engine: Engine, receive: Callable[[str], None]) -> None:
         await asyncio.sleep(RECONNECT_SECONDS)
 
 
-def _connectable(url: str) -> Engine:
+def _connectable(url: str) -> sa.Engine:
     try:
-        own = _POSTGRES_ARGUMENTS if make_url(url).get_backend_name() == "postgresql" else {}
+        own = _POSTGRES_ARGUMENTS if sa.make_url(url).get_backend_name() == "postgresql" else {}
         # Error texts must not show parameters: they hold ids of nodes, users and leases.
-        engine = create_engine(url, hide_parameters=True, **own)
+        engine = sa.create_engine(url, hide_parameters=True, **own)
     except (SQLAlchemyError, ImportError, ValueError) as error:
         # The message does not repeat the URL: a malformed one may show its password.
         reason = f"the store's URL cannot be used ({type(error).__name__}); say dialect://address"
@@ -216,11 +198,11 @@ def _connectable(url: str) -> Engine:
     return engine
 
 
-def _prepare_sqlite(engine: Engine) -> None:
+def _prepare_sqlite(engine: sa.Engine) -> None:
     """Sets SQLite's pragmas and transaction mode on every connection."""
     opened: list[os.stat_result] = []  # the file's status at the first connection
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # `begin` below begins transactions instead
         connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
@@ -237,8 +219,8 @@ def _prepare_sqlite(engine: Engine) -> None:
         if not opened and engine.url.database:
             opened.append(Path(engine.url.database).stat())
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
         # A writer takes the lock at once: a read transaction that takes it later can fail as busy.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
@@ -273,9 +255,9 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
             return
 
 
-def _prepare_postgres(engine: Engine) -> None:
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
+def _prepare_postgres(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
         if connection.get_execution_options().get(_WRITES, False):
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(0, 0)")
 
@@ -286,21 +268,21 @@ def _checksum(*values: object) -> int:
     return zlib.crc32(repr(short).encode())
 
 
-def _row_checksum(table: Table) -> ColumnElement[int]:
-    return func.row_checksum(*(c for c in table.columns if not c.info.get(AUTHENTICATED)))
+def _row_checksum(table: sa.Table) -> sa.ColumnElement[int]:
+    return sa.func.row_checksum(*(c for c in table.columns if not c.info.get(AUTHENTICATED)))
 
 
-def _with_checksums(metadata: MetaData) -> MetaData:
+def _with_checksums(metadata: sa.MetaData) -> sa.MetaData:
     """Returns a copy of the tables, each with a checksum column that SQLite computes at a write."""
-    copies = MetaData()
+    copies = sa.MetaData()
     for table in metadata.sorted_tables:
         copy = table.to_metadata(copies)
-        checksum = Computed(_row_checksum(copy), persisted=True)
-        copy.append_column(Column("checksum", Integer, checksum))
+        checksum = sa.Computed(_row_checksum(copy), persisted=True)
+        copy.append_column(sa.Column("checksum", sa.Integer, checksum))
     return copies
 
 
-def _check_integrity(connection: Connection, metadata: MetaData) -> None:
+def _check_integrity(connection: sa.Connection, metadata: sa.MetaData) -> None:
     """Checks a SQLite file's pages and indices, then every row. PostgreSQL checks its own pages.
 
     Raises LocalError ``unavailable`` if the file is damaged.
@@ -309,14 +291,14 @@ def _check_integrity(connection: Connection, metadata: MetaData) -> None:
         return
     damage = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
     for table in metadata.sorted_tables if damage == "ok" else ():
-        differs = literal_column("checksum").is_distinct_from(_row_checksum(table))
-        if connection.scalar(select(func.count()).select_from(table).where(differs)):
+        differs = sa.literal_column("checksum").is_distinct_from(_row_checksum(table))
+        if connection.scalar(sa.select(sa.func.count()).select_from(table).where(differs)):
             damage = f"rows of {table.name} are not what was written"
     if damage != "ok":
         raise LocalError("unavailable", f"it is damaged ({damage}); restore it from a copy")
 
 
-def _store_error(error: Exception, engine: Engine) -> LocalError:
+def _store_error(error: Exception, engine: sa.Engine) -> LocalError:
     where = engine.url.render_as_string(hide_password=True)
     cause = getattr(error, "orig", None) or error
     if isinstance(error, DatabaseError) and "file is not a database" in str(cause):

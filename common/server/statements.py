@@ -12,36 +12,23 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    ColumnElement,
-    Connection,
-    Delete,
-    Dialect,
-    Insert,
-    String,
-    Text,
-    TypeDecorator,
-    Update,
-    bindparam,
-    literal_column,
-)
+import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.expression import FunctionElement
 from sqlalchemy.types import NullType, TypeEngine
 
 
-class _Names(TypeDecorator[Sequence[str]]):
+class _Names(sa.TypeDecorator[Sequence[str]]):
     """A list of texts as one parameter: an array on PostgreSQL, a JSON array on SQLite."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(ARRAY(String()) if _has_arrays(dialect) else Text())
+    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(sa.ARRAY(sa.String()) if _has_arrays(dialect) else sa.Text())
 
-    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> object:
+    def process_bind_param(self, value: Sequence[str] | None, dialect: sa.Dialect) -> object:
         return value if value is None or _has_arrays(dialect) else json.dumps(value)
 
 
@@ -61,23 +48,23 @@ def _compile_is_one_of(element: _IsOneOf, compiler: SQLCompiler, **options: obje
     return f"{column} IN (SELECT value FROM json_each({names}))"  # noqa: S608 -- holds no value
 
 
-def is_one_of(column: ColumnElement[str], parameter: str) -> ColumnElement[bool]:
+def is_one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bool]:
     """Returns the condition that the column's value is in the list of texts ``parameter``."""
-    return _IsOneOf(column, bindparam(parameter, type_=_Names()))
+    return _IsOneOf(column, sa.bindparam(parameter, type_=_Names()))
 
 
-def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
+def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
     SQLite has no statistics here. It would choose this column's index instead of the index for the
     names of `is_one_of`, and read all rows of a batch.
     """
-    return column.concat(literal_column("''"))
+    return column.concat(sa.literal_column("''"))
 
 
 def execute_rows(
-    connection: Connection,
-    statement: Insert | Update | Delete,
+    connection: sa.Connection,
+    statement: sa.Insert | sa.Update | sa.Delete,
     names: tuple[str, ...],
     rows: Sequence[tuple[Any, ...]],
 ) -> None:
@@ -101,10 +88,10 @@ def execute_rows(
 
 @lru_cache
 def _compiled(
-    statement: Insert | Update | Delete, names: tuple[str, ...], dialect: Dialect
+    statement: sa.Insert | sa.Update | sa.Delete, names: tuple[str, ...], dialect: sa.Dialect
 ) -> tuple[str, tuple[int, ...] | None]:
     """Returns the statement's text and, if the driver takes values by position, their order."""
-    keys = list(names) if isinstance(statement, Insert) else None
+    keys = list(names) if isinstance(statement, sa.Insert) else None
     compiled = statement.compile(dialect=dialect, column_keys=keys)
     assert isinstance(compiled, SQLCompiler)  # noqa: S101 -- narrows what compile returns
     if missing := set(compiled.params) - set(names):
@@ -114,5 +101,5 @@ def _compiled(
     return str(compiled), tuple(map(names.index, compiled.positiontup))
 
 
-def _has_arrays(dialect: Dialect) -> bool:
+def _has_arrays(dialect: sa.Dialect) -> bool:
     return dialect.name == "postgresql"

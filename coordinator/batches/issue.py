@@ -13,15 +13,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from riffle.common.accounting import (
-    BatchEvent,
-    Calibration,
-    CalibrationError,
-    account,
-    calibrate,
-    calibrate_central,
-    calibrate_local,
-)
+from riffle.common import accounting
 from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import BatchNoise, Padding
@@ -66,7 +58,7 @@ def noise_variance(spec: RunSpec, n: int, layer: int | None) -> float:
     return calibrated(spec, n, layer).noise.variance(n)
 
 
-def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoise]:
+def calibrated(spec: RunSpec, n: int, layer: int | None) -> accounting.Calibration[BatchNoise]:
     """Returns noise and padding of a batch of n reports.
 
     Raises RemoteError ``batch-too-small`` if a report would need more than the run's
@@ -77,24 +69,24 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> Calibration[BatchNoi
         if spec.trust != "shuffle":
             return _calibrated_to_one_message(spec, layout, n)
         kind, most = spec.calibration, spec.max_messages
-        return calibrate(layout, n, spec.budget, kind, most, spec.aggregation)
-    except CalibrationError as error:
+        return accounting.calibrate(layout, n, spec.budget, kind, most, spec.aggregation)
+    except accounting.CalibrationError as error:
         scope = "all layers" if layer is None else f"layer {layer}"
         raise RemoteError("batch-too-small", f"n={n}, {scope}: {error}") from error
 
 
 def _calibrated_to_one_message(
     spec: RunSpec, layout: CounterLayout, n: int
-) -> Calibration[BatchNoise]:
+) -> accounting.Calibration[BatchNoise]:
     """Calibrates a local or central batch, whose reports are one message without noise slots."""
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":
-        noise = calibrate_local(cells, spec.epsilon, spec.beta)
+        noise = accounting.calibrate_local(cells, spec.epsilon, spec.beta)
     else:
-        noise = calibrate_central(cells, counters, spec.epsilon, spec.beta)
-    event = BatchEvent(noise, padding, n, spec.dishonest_fraction, cells, counters)
-    return Calibration(noise, padding, account(event, spec.beta))
+        noise = accounting.calibrate_central(cells, counters, spec.epsilon, spec.beta)
+    event = accounting.BatchEvent(noise, padding, n, spec.dishonest_fraction, cells, counters)
+    return accounting.Calibration(noise, padding, accounting.account(event, spec.beta))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,26 +17,11 @@ from typing import TypeVar
 
 import httpx
 
-from riffle.common.process.endpoint import (
-    AsyncFailover,
-    check_plain,
-    read_answer,
-    receive,
-    split_urls,
-    unreachable,
-)
+from riffle.common.process import endpoint
 from riffle.common.process.tracing import in_span
+from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RiffleError, read_refusal
-from riffle.common.protocol.wire import (
-    DIGEST_HEADER,
-    SIGNATURE_HEADER,
-    Acknowledgement,
-    BatchStatus,
-    Conservation,
-    Deposits,
-    ShufflerIdentity,
-)
 from riffle.common.server.monitoring import clock_skew
 
 PEER = "the shuffler"
@@ -78,10 +63,12 @@ class ShufflerClient:
 
         ``verify``: see `common.process.endpoint.server_verification`.
         """
-        urls, headers = split_urls(url), {"Authorization": f"Bearer {token}"}
+        urls, headers = endpoint.split_urls(url), {"Authorization": f"Bearer {token}"}
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         # No proxy from environment variables, because a proxy would see the token.
-        each = AsyncFailover(urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False))
+        each = endpoint.AsyncFailover(
+            urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
+        )
         client = httpx.AsyncClient(
             base_url=urls[0], transport=each, headers=headers, timeout=timeout
         )
@@ -93,30 +80,34 @@ class ShufflerClient:
 
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
         """Deposits a descriptor's bytes; the same bytes again get the same answer."""
-        headers = {SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
+        headers = {wire.SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
         path = f"/v1/batches/{batch_id}"
         request = self._client.build_request("PUT", path, content=data, headers=headers)
         return await self._call(
             request, SignedDescriptor, lambda signed: signed.descriptor.encode() == data
         )
 
-    async def status(self, batch_id: str, wait: float) -> BatchStatus:
+    async def status(self, batch_id: str, wait: float) -> wire.BatchStatus:
         """Returns the batch's status as soon as it is sealed, or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         request = self._client.build_request("GET", path, params=params)
-        return await self._call(request, BatchStatus, lambda status: status.batch_id == batch_id)
+        return await self._call(
+            request, wire.BatchStatus, lambda status: status.batch_id == batch_id
+        )
 
     async def open_batches(self) -> tuple[str, ...]:
         """Returns the ids of all batches that take reports."""
         request = self._client.build_request("GET", "/v1/deposits", timeout=RECORD_SECONDS)
-        return (await self._call(request, Deposits)).open
+        return (await self._call(request, wire.Deposits)).open
 
-    async def conservation(self, batch_id: str) -> Conservation:
+    async def conservation(self, batch_id: str) -> wire.Conservation:
         """Returns the part that a coordinator may see of the shuffler's record of a batch."""
         path = f"/v1/batches/{batch_id}/conservation"
         request = self._client.build_request("GET", path, timeout=RECORD_SECONDS)
-        return await self._call(request, Conservation, lambda record: record.batch_id == batch_id)
+        return await self._call(
+            request, wire.Conservation, lambda record: record.batch_id == batch_id
+        )
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
@@ -128,7 +119,7 @@ class ShufflerClient:
         data, hasher = bytearray(), hashlib.sha256()
         try:
             async with self._client.stream("GET", path, headers=headers) as response:
-                check_plain(response)
+                endpoint.check_plain(response)
                 if response.status_code != HTTPStatus.OK:
                     body = response.aiter_bytes(MAX_ANSWER_BYTES)
                     raise _refusal(response, await anext(body, b""))
@@ -138,15 +129,15 @@ class ShufflerClient:
                     data += piece
                     hasher.update(piece)
         except httpx.RequestError as error:
-            raise unreachable(PEER, error) from error
-        digest = response.headers.get(DIGEST_HEADER, "")
+            raise endpoint.unreachable(PEER, error) from error
+        digest = response.headers.get(wire.DIGEST_HEADER, "")
         if len(data) != size or digest != hasher.hexdigest():
             raise LocalError("unavailable", "the messages arrived incomplete or changed")
         return Messages(memoryview(data), digest)
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
         """Tells the shuffler that the messages are settled, so that it may erase them."""
-        body = Acknowledgement(messages_sha256=sha256, failed=tuple(failed)).model_dump_json()
+        body = wire.Acknowledgement(messages_sha256=sha256, failed=tuple(failed)).model_dump_json()
         await self._end(f"/v1/batches/{batch_id}/acknowledgement", batch_id, body)
 
     async def abandon(self, batch_id: str) -> None:
@@ -156,11 +147,11 @@ class ShufflerClient:
     async def identity(self) -> str:
         """Returns the shuffler's id."""
         request = self._client.build_request("GET", "/v1/identity", timeout=CONNECT_SECONDS)
-        return (await self._call(request, ShufflerIdentity)).shuffler_id
+        return (await self._call(request, wire.ShufflerIdentity)).shuffler_id
 
     async def _end(self, path: str, batch_id: str, body: str | None = None) -> None:
         request = self._client.build_request("POST", path, content=body)
-        await self._call(request, BatchStatus, lambda status: status.batch_id == batch_id)
+        await self._call(request, wire.BatchStatus, lambda status: status.batch_id == batch_id)
 
     async def _call(
         self,
@@ -169,11 +160,11 @@ class ShufflerClient:
         fits: Callable[[Answer], bool] = lambda _: True,
     ) -> Answer:
         # A body longer than the bound is cut, so it does not parse.
-        response, body = await receive(PEER, self._client, request, MAX_ANSWER_BYTES)
+        response, body = await endpoint.receive(PEER, self._client, request, MAX_ANSWER_BYTES)
         self.skew = clock_skew(response.headers.get("Date"), datetime.now(UTC))
         if not response.is_success:
             raise _refusal(response, body)
-        return read_answer(PEER, response, body, kind, fits)
+        return endpoint.read_answer(PEER, response, body, kind, fits)
 
 
 def _refusal(response: httpx.Response, body: bytes) -> RiffleError:

@@ -27,16 +27,8 @@ from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.specs import RunSpec, TrueValueSpec
-from riffle.coordinator.store import schema, writes
+from riffle.coordinator.store import queries, schema, writes
 from riffle.coordinator.store.events import STOPPED, Event
-from riffle.coordinator.store.queries import (
-    RUNS_WITH_WORK,
-    Queries,
-    read_deployment,
-    read_deployments,
-    read_released,
-    read_run,
-)
 from riffle.coordinator.store.records import (
     DeploymentRecord,
     LeaseLostError,
@@ -51,7 +43,7 @@ _runs, _leases = schema.runs, schema.run_leases
 FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).with_for_update()
 
 
-class Store(Queries):
+class Store(queries.Queries):
     """The reads of `Queries`, and all transactions that write.
 
     ``active_key`` returns the public key to which new batches must be sealed. With None, any key is
@@ -111,10 +103,10 @@ class Store(Queries):
         the run's episodes are used up, and the LocalErrors of `writes.add_deployment`.
         """
         with self._for_good() as connection:
-            run = read_run(connection, run_id)
-            writes.check_manual(run, read_deployments(connection, run_id), issue)
+            run = queries.read_run(connection, run_id)
+            writes.check_manual(run, queries.read_deployments(connection, run_id), issue)
             self._add_deployment(connection, run_id, run.spec, issue, now)
-            return read_deployment(connection, run_id, issue.index)
+            return queries.read_deployment(connection, run_id, issue.index)
 
     def stop(self, run_id: str, now: float) -> None:
         """Stops a run, whoever drives it. The driver then settles or abandons the run's batch.
@@ -132,7 +124,7 @@ class Store(Queries):
         values are recorded.
         """
         with self._writer.begin() as connection:
-            read_run(connection, run_id)
+            queries.read_run(connection, run_id)
             writes.add_true_values(connection, run_id, supplied)
 
     # -- run leases ------------------------------------------------------------------------------
@@ -147,7 +139,7 @@ class Store(Queries):
         if start:
             free = free | (_leases.c.holder == holder) if self.shared else true()
         query = select(_leases.c.run_id, _leases.c.fence).where(
-            _leases.c.run_id.in_(RUNS_WITH_WORK), free
+            _leases.c.run_id.in_(queries.RUNS_WITH_WORK), free
         )
         with self._writer.begin() as connection:
             # Skips rows that another replica is taking right now.
@@ -202,7 +194,7 @@ class Store(Queries):
         read again. If two coordinators count the same batch, one of them gets the other's draw.
         """
         with self._driving(lease) as connection:
-            first = read_released(connection, lease.run_id, index)
+            first = queries.read_released(connection, lease.run_id, index)
             if first is None:
                 writes.add_released(connection, lease.run_id, index, opened)
             return first or opened
@@ -216,7 +208,7 @@ class Store(Queries):
         changes nothing.
         """
         with self._driving(lease) as connection:
-            run = read_run(connection, lease.run_id)
+            run = queries.read_run(connection, lease.run_id)
             if settlement.next != NextStep() and run.state != "running":
                 raise LocalError("wrong-state", f"run {lease.run_id} is {run.state}")
             writes.add_settlement(connection, lease.run_id, settlement, now)
@@ -279,7 +271,7 @@ class Store(Queries):
 
     def _take_step(self, connection: Connection, run_id: str, step: NextStep, now: float) -> None:
         if step.issue is not None:
-            spec = read_run(connection, run_id).spec
+            spec = queries.read_run(connection, run_id).spec
             self._add_deployment(connection, run_id, spec, step.issue, now)
         elif step.failure is not None:
             writes.end_run(connection, run_id, "fail", now, step.failure)

@@ -9,18 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from riffle.common.protocol.descriptor import Context, Epoch, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
@@ -104,45 +93,46 @@ class OpenBatches:
 
 
 _COLUMNS = [batches.c[field.name] for field in fields(Batch)]
-_FIND = select(*_COLUMNS).where(batches.c.batch_id == bindparam("batch"))
+_FIND = sa.select(*_COLUMNS).where(batches.c.batch_id == sa.bindparam("batch"))
 _FIND_LOCKED = _FIND.with_for_update()
 
 _OPEN = (
-    select(
+    sa.select(
         batches.c.batch_id,
-        batches.c.n - batches.c.reports - func.coalesce(func.sum(lease_groups.c.pending), 0),
+        batches.c.n - batches.c.reports - sa.func.coalesce(sa.func.sum(lease_groups.c.pending), 0),
         batches.c.n,
         batches.c.expires_at,
-        func.min(lease_groups.c.expires_at),
+        sa.func.min(lease_groups.c.expires_at),
     )
     .select_from(
         batches.outerjoin(lease_groups, (lease_groups.c.batch_id == batches.c.batch_id) & LIVE)
     )
-    .where(batches.c.state == "open", batches.c.expires_at > bindparam("now"))
+    .where(batches.c.state == "open", batches.c.expires_at > sa.bindparam("now"))
     .group_by(batches.c.batch_id)
     .order_by(batches.c.deposited)
 )
 
-_SHORT = and_(batches.c.state == "open", batches.c.expires_at <= bindparam("now"))
-_UNTAKEN = and_(
-    batches.c.state.in_(("sealed", "forwarded")), batches.c.sealed_at <= bindparam("retire_before")
+_SHORT = sa.and_(batches.c.state == "open", batches.c.expires_at <= sa.bindparam("now"))
+_UNTAKEN = sa.and_(
+    batches.c.state.in_(("sealed", "forwarded")),
+    batches.c.sealed_at <= sa.bindparam("retire_before"),
 )
-_UNCLEAN = and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
-_DUE = select(batches.c.batch_id).where(or_(_SHORT, _UNTAKEN, _UNCLEAN)).limit(1)
-_ENDS: tuple[tuple[Event, Select[Any]], ...] = (
-    ("expire", select(*_COLUMNS).where(_SHORT).with_for_update()),
-    ("retire", select(*_COLUMNS).where(_UNTAKEN).with_for_update()),
+_UNCLEAN = sa.and_(batches.c.state.in_(("acknowledged", "abandoned")), batches.c.clean.is_(False))
+_DUE = sa.select(batches.c.batch_id).where(sa.or_(_SHORT, _UNTAKEN, _UNCLEAN)).limit(1)
+_ENDS: tuple[tuple[Event, sa.Select[Any]], ...] = (
+    ("expire", sa.select(*_COLUMNS).where(_SHORT).with_for_update()),
+    ("retire", sa.select(*_COLUMNS).where(_UNTAKEN).with_for_update()),
 )
 
 
 def insert_batch(
-    connection: Connection, data: bytes, context: Context, signed: SignedDescriptor
+    connection: sa.Connection, data: bytes, context: Context, signed: SignedDescriptor
 ) -> None:
     """Stores a new batch, open."""
     d = context.descriptor
-    highest = connection.scalar(select(func.max(batches.c.deposited)))
+    highest = connection.scalar(sa.select(sa.func.max(batches.c.deposited)))
     connection.execute(
-        insert(batches).values(
+        sa.insert(batches).values(
             batch_id=d.batch_id,
             deposited=(highest or 0) + 1,
             descriptor=data,
@@ -162,16 +152,16 @@ def insert_batch(
     notify(connection, d.batch_id)
 
 
-def signed_descriptor(connection: Connection, batch_id: str) -> SignedDescriptor | None:
+def signed_descriptor(connection: sa.Connection, batch_id: str) -> SignedDescriptor | None:
     """Returns a batch's descriptor with both signatures, or None if there is no such batch."""
-    query = select(*(batches.c[name] for name in SignedDescriptor.model_fields))
+    query = sa.select(*(batches.c[name] for name in SignedDescriptor.model_fields))
     row = connection.execute(query.where(batches.c.batch_id == batch_id)).mappings().one_or_none()
     if row is None:
         return None
     return SignedDescriptor(**dict(row) | {"descriptor": bytes(row["descriptor"]).decode()})
 
 
-def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
+def find(connection: sa.Connection, batch_id: str, *, lock: bool = False) -> Batch:
     """Returns a batch, or raises RemoteError ``unknown-batch``.
 
     ``lock`` keeps other writers from the batch until the transaction ends.
@@ -183,7 +173,9 @@ def find(connection: Connection, batch_id: str, *, lock: bool = False) -> Batch:
     return Batch(*row)
 
 
-def transition(connection: Connection, batch: Batch, event: Event, **changes: object) -> BatchState:
+def transition(
+    connection: sa.Connection, batch: Batch, event: Event, **changes: object
+) -> BatchState:
     """Moves a locked batch to the state that follows an event, and returns that state.
 
     Stores ``changes`` with the new state. Raises the errors of `after`.
@@ -198,28 +190,28 @@ def transition(connection: Connection, batch: Batch, event: Event, **changes: ob
     return target
 
 
-def _update(connection: Connection, batch_id: str, **changes: object) -> None:
-    connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(changes))
+def _update(connection: sa.Connection, batch_id: str, **changes: object) -> None:
+    connection.execute(sa.update(batches).where(batches.c.batch_id == batch_id).values(changes))
 
 
-def open_ids(connection: Connection, now: int) -> list[str]:
+def open_ids(connection: sa.Connection, now: int) -> list[str]:
     """Returns the ids of all batches that are open at ``now``, sorted."""
-    query = select(batches.c.batch_id).where(is_open(now)).order_by(batches.c.batch_id)
+    query = sa.select(batches.c.batch_id).where(is_open(now)).order_by(batches.c.batch_id)
     return list(connection.scalars(query))
 
 
-def abandon(connection: Connection, batch_id: str) -> None:
+def abandon(connection: sa.Connection, batch_id: str) -> None:
     """Abandons a batch with fewer than n reports, or raises RemoteError ``wrong-state``."""
     transition(connection, find(connection, batch_id, lock=True), "abandon")
 
 
-def abandon_open(connection: Connection) -> None:
+def abandon_open(connection: sa.Connection) -> None:
     """Abandons all open batches of a store that is an older copy: none is released twice."""
     for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 
 
-def give_up(connection: Connection, batch_id: str) -> BatchState:
+def give_up(connection: sa.Connection, batch_id: str) -> BatchState:
     """Gives up a batch whose secret is lost, unless it has been handed over or has ended.
 
     Returns the previous state.
@@ -230,7 +222,7 @@ def give_up(connection: Connection, batch_id: str) -> BatchState:
     return batch.state
 
 
-def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str, Event]]:
+def end_due(connection: sa.Connection, now: int, retention: int) -> list[tuple[str, Event]]:
     """Expires overdue batches, and retires full batches that nobody acknowledged in time.
 
     Returns these batches and the events that ended them.
@@ -244,7 +236,7 @@ def end_due(connection: Connection, now: int, retention: int) -> list[tuple[str,
     return ended
 
 
-def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages: int) -> None:
+def mark_forwarded(connection: sa.Connection, batch_id: str, sha256: str, messages: int) -> None:
     """Records the digest of a hand-over before its first byte is sent; the bytes never change.
 
     Raises RemoteError if the batch is not sealed, or is over, and LocalError if the bytes differ
@@ -260,7 +252,7 @@ def mark_forwarded(connection: Connection, batch_id: str, sha256: str, messages:
 
 
 def acknowledge(
-    connection: Connection, batch_id: str, sha256: str, failed: Sequence[int] = ()
+    connection: sa.Connection, batch_id: str, sha256: str, failed: Sequence[int] = ()
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
@@ -277,12 +269,12 @@ def acknowledge(
     transition(connection, batch, "acknowledge")
 
 
-def to_clean(connection: Connection) -> list[str]:
+def to_clean(connection: sa.Connection) -> list[str]:
     """Returns the batches that are over and whose secret or reports may still exist."""
-    return list(connection.scalars(select(batches.c.batch_id).where(_UNCLEAN)))
+    return list(connection.scalars(sa.select(batches.c.batch_id).where(_UNCLEAN)))
 
 
-def mark_clean(connection: Connection, batch_id: str) -> None:
+def mark_clean(connection: sa.Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
     Deletes leases without a report, too (`shuffler.store.lease_rows.forget_unused`).
@@ -290,24 +282,24 @@ def mark_clean(connection: Connection, batch_id: str) -> None:
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
         transition(connection, batch, "erase")
-    unclean = update(batches).where(batches.c.batch_id == batch_id, batches.c.clean.is_(False))
+    unclean = sa.update(batches).where(batches.c.batch_id == batch_id, batches.c.clean.is_(False))
     if connection.execute(unclean.values(clean=True)).rowcount:
         forget_unused(connection, batch_id)
-        connection.execute(delete(declined).where(declined.c.batch_id == batch_id))
+        connection.execute(sa.delete(declined).where(declined.c.batch_id == batch_id))
 
 
-def holding_secrets(connection: Connection) -> set[str]:
+def holding_secrets(connection: sa.Connection) -> set[str]:
     """Returns the batches that are not over; each of them needs its secret."""
-    query = select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
+    query = sa.select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
 
 
-def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
+def status(connection: sa.Connection, batch_id: str, now: int) -> BatchStatus:
     """Returns the whole status, for the operator; raises RemoteError ``unknown-batch``."""
     batch = find(connection, batch_id)
-    counts = connection.execute(select(dropped).where(dropped.c.batch_id == batch_id))
+    counts = connection.execute(sa.select(dropped).where(dropped.c.batch_id == batch_id))
     fresh = (declined.c.batch_id == batch_id) & (declined.c.at > now - 3 * DECLINE_SECONDS)
-    reasons = connection.scalars(select(declined.c.reason).where(fresh)).all()
+    reasons = connection.scalars(sa.select(declined.c.reason).where(fresh)).all()
     return BatchStatus(
         batch_id=batch_id,
         state=batch.state,
@@ -320,15 +312,15 @@ def status(connection: Connection, batch_id: str, now: int) -> BatchStatus:
     )
 
 
-def decline(connection: Connection, batch_id: str, reason: str, now: int) -> None:
+def decline(connection: sa.Connection, batch_id: str, reason: str, now: int) -> None:
     """Records why a node declines an open batch, but not which node."""
     if find(connection, batch_id, lock=True).state == "open":
         row = (declined.c.batch_id == batch_id) & (declined.c.reason == reason)
-        if connection.execute(update(declined).where(row).values(at=now)).rowcount == 0:
-            connection.execute(insert(declined).values(batch_id=batch_id, reason=reason, at=now))
+        if connection.execute(sa.update(declined).where(row).values(at=now)).rowcount == 0:
+            connection.execute(sa.insert(declined).values(batch_id=batch_id, reason=reason, at=now))
 
 
-def open_batches(connection: Connection, now: int) -> OpenBatches:
+def open_batches(connection: sa.Connection, now: int) -> OpenBatches:
     """Returns the batches that are open at ``now``."""
     rows = connection.execute(_OPEN, {"now": now}).all()
     listing = [OpenBatch(batch_id=row[0], free_slots=coarse_slots(*row[1:3])) for row in rows]
@@ -336,21 +328,21 @@ def open_batches(connection: Connection, now: int) -> OpenBatches:
     return OpenBatches(listing, now, min(expiries, default=None))
 
 
-def anything_due(connection: Connection, now: int, retention: int) -> bool:
+def anything_due(connection: sa.Connection, now: int, retention: int) -> bool:
     """Returns whether any batch has to be ended or erased."""
     return connection.scalar(_DUE, {"now": now, "retire_before": now - retention}) is not None
 
 
-def count_dropped(connection: Connection, batch_id: str, frames: Mapping[str, int]) -> None:
+def count_dropped(connection: sa.Connection, batch_id: str, frames: Mapping[str, int]) -> None:
     """Counts a batch's frames that were not accepted, by problem."""
     for problem, amount in frames.items():
         row = (dropped.c.batch_id == batch_id) & (dropped.c.problem == problem)
-        grown = update(dropped).where(row).values(frames=dropped.c.frames + amount)
+        grown = sa.update(dropped).where(row).values(frames=dropped.c.frames + amount)
         if connection.execute(grown).rowcount == 0:
-            connection.execute(insert(dropped).values((batch_id, problem, amount)))
+            connection.execute(sa.insert(dropped).values((batch_id, problem, amount)))
 
 
-def bind_to_vault(connection: Connection, identity: int) -> None:
+def bind_to_vault(connection: sa.Connection, identity: int) -> None:
     """Records which vault has this store's secrets.
 
     If another vault is recorded, raises LocalError ``unavailable``: with the wrong vault, every

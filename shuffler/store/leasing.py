@@ -23,16 +23,7 @@ from riffle.common.protocol.descriptor import may_report
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KEY_BYTES, TAG_BYTES
 from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply, UploadResult
-from riffle.shuffler.rules import (
-    Frame,
-    Outcome,
-    Room,
-    closed_problem,
-    decide_lease,
-    judge_frame,
-    lowest_free,
-    waits_until,
-)
+from riffle.shuffler import rules
 from riffle.shuffler.store import batch_rows, lease_rows, report_rows, users
 from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
 from riffle.shuffler.store.schema import batches, lease_groups
@@ -66,7 +57,7 @@ def lease_slots(
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
-    if closed := closed_problem(batch.state, batch.expires_at, now):
+    if closed := rules.closed_problem(batch.state, batch.expires_at, now):
         refusals = [Refusal(user, closed) for user in dict.fromkeys(wanted)]
         return LeaseReply(leases=(), refused=tuple(refusals))
     life += batch.episode_seconds
@@ -85,7 +76,7 @@ def lease_slots(
             continue
         reported = record is not None and not may_report(record.barred_until, batch.epoch)
         barred = reported or live is not None
-        decision = decide_lease(room, new=record is None, barred=barred)
+        decision = rules.decide_lease(room, new=record is None, barred=barred)
         if decision == "grant":
             granted.append(key)
             room.take(new_user=record is None)
@@ -99,14 +90,14 @@ def lease_slots(
 
 def _room(
     connection: Connection, batch: batch_rows.Batch, owner: str, quota: int, now: int, life: int
-) -> Room:
+) -> rules.Room:
     leased = lease_rows.count_leased(connection, batch.batch_id, now)
     share = batch.owner_slots
     if share < batch.n:
         held, reports, *lapses = lease_rows.holding(connection, batch.batch_id, owner, now)
-        waits = now < waits_until(reports, lapses, life)
+        waits = now < rules.waits_until(reports, lapses, life)
         share = 0 if waits else share - held - reports
-    return Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
+    return rules.Room(quota=quota, free_slots=batch.n - batch.reports - leased, share=share)
 
 
 def _grant(
@@ -120,7 +111,7 @@ def _grant(
 ) -> list[Lease]:
     _supersede(connection, (existing[user] for user in people if user in existing))
     expired = lease_rows.take_expired_slots(connection, batch.batch_id, now, len(people))
-    slots = lowest_free(expired, batch.next_slot, batch.n, len(people))
+    slots = rules.lowest_free(expired, batch.next_slot, batch.n, len(people))
     expires_at = min(now + life, batch.expires_at)
     group = LeaseGroup.new(batch.batch_id, node_id, expires_at, slots, people)
     connection.execute(_INSERT_LEASES, group.row())
@@ -147,7 +138,7 @@ def build_frames(
     opened: Iterable[bytes | None] | None = None,
     *,
     whole: bool,
-) -> list[Frame]:
+) -> list[rules.Frame]:
     """Returns the frames of an upload.
 
     ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, or None
@@ -165,7 +156,7 @@ def store_reports(
     connection: Connection,
     batch_id: str,
     node_id: str,
-    frames: Sequence[Frame],
+    frames: Sequence[rules.Frame],
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
@@ -175,9 +166,9 @@ def store_reports(
     ids = [lease for lease, _, _ in frames]
     groups = lease_rows.groups_of_upload(connection, batch_id, node_id, ids)
     keys = UploadKeys(connection, batch, frames, cipher) if batch.word_bits and cipher else None
-    accepting = closed_problem(batch.state, batch.expires_at, now) is None
+    accepting = rules.closed_problem(batch.state, batch.expires_at, now) is None
     reported = _reported_elsewhere(connection, groups, ids, now, accepting=accepting)
-    outcomes: list[Outcome] = []
+    outcomes: list[rules.Outcome] = []
     accepted: list[tuple[int, bytes]] = []
     for lease, digest, report in frames:
         standing, same, index = None, False, None
@@ -185,7 +176,9 @@ def store_reports(
         if group is not None and (index := group.index(lease)) is not None:
             standing = group.standing(index, now)
             same = standing == "reported" and group.digest(index) == digest
-        outcome = judge_frame(standing, same, report is not None, lease in reported, accepting)
+        outcome = rules.judge_frame(
+            standing, same, report is not None, lease in reported, accepting
+        )
         if outcome == "accepted" and keys and report and not keys.take(report):
             outcome = "reused-key"
         if outcome == "accepted" and group and index is not None and report is not None:

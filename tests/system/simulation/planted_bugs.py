@@ -19,6 +19,7 @@ from riffle.coordinator.store.records import DeploymentRecord
 from riffle.coordinator.store.transactions import Store
 from riffle.node_client.pipeline import ReportTiming
 from riffle.node_client.users import Users
+from riffle.shuffler import rules
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import batch_rows, leasing, sum_rows
 from riffle.shuffler.store.committer import Committer, Job
@@ -169,7 +170,7 @@ def foreign_answers_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 def lapses_cost_nothing(patch: pytest.MonkeyPatch) -> None:
     """Whoever lets leases lapse gets others at once."""
-    patch.setattr(leasing, "waits_until", lambda *_: 0)
+    patch.setattr(rules, "waits_until", lambda *_: 0)
 
 
 def slow_nodes_ask_on(patch: pytest.MonkeyPatch) -> None:
