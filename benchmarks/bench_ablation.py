@@ -23,8 +23,8 @@ from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL
 from riffle.coordinator.specs import Option, RunSpec, declaring
-from riffle.experiments.bands import band, share
 from riffle.experiments.presets import Preset
+from riffle.experiments.regret import band, share
 from riffle.experiments.study import SeedResult, run_seed
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 

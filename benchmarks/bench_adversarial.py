@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from riffle.experiments.adversarial import run
 from riffle.experiments.adversaries import Adversary, Case, Estimator
-from riffle.experiments.bands import band
+from riffle.experiments.regret import band
 from tests.experiments import two_arms
 
 SEEDS = 20

@@ -29,7 +29,7 @@ from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.protocol.descriptor import MAX_MESSAGES
 from riffle.coordinator.learners.registry import Registry, choose
 from riffle.coordinator.specs import RunSpec
-from riffle.experiments.bands import band
+from riffle.experiments.regret import band
 from riffle.experiments.simulator import simulate
 from riffle.experiments.study import mechanism_of
 from riffle.node_client.environments.registry import exact_mdp, make

@@ -1,9 +1,11 @@
-"""Exact values and pseudo-regret, computed from the true MDP.
+"""Exact values and pseudo-regret, computed from the true MDP, and their bands over seeds.
 
     regret = sum over deployments of n (V* - V^mixture).
 
 V* comes from backward induction, and a mixture's value is the weighted mean of its policies'
 values. Realised rewards are not used, so the only randomness is the learner's choice of policies.
+
+Bands are two-sided 95 % Student t intervals of means over seeds, at each point.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from riffle.common.mechanism.policy import Mixture
+from riffle.coordinator.learning import true_values
 from riffle.coordinator.learning.learner import Deployment, FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import plan, value
 from riffle.node_client.environments.tabular import TabularMDP
+
+METHOD = "two-sided 95 % Student t over seeds"
 
 
 def optimal_value(mdp: TabularMDP) -> float:
@@ -63,3 +69,48 @@ def switches(deployments: list[Deployment]) -> int:
     """Returns how often the deployed mixture changed."""
     mixtures = [deployment.mixture for deployment in deployments]
     return sum(not after.same_as(before) for before, after in pairwise(mixtures))
+
+
+def seeds_note(seeds: int) -> str:
+    """Returns a note on the number of seeds and the band. A single seed has no band."""
+    return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The mean over seeds, its interval (low, high) and the standard deviation sd, each (c,)."""
+
+    mean: FloatArray
+    low: FloatArray
+    high: FloatArray
+    sd: FloatArray
+
+
+def student_band(values: ArrayLike) -> Band:
+    """Returns the band of values (S, ...) over S seeds; for one seed, low = high = mean."""
+    array = np.asarray(values, dtype=np.float64)
+    S = len(array)
+    mean = np.asarray(array.mean(axis=0))
+    if S < 2:
+        return Band(mean, mean, mean, np.zeros_like(mean))
+    sd = np.asarray(array.std(axis=0, ddof=1))
+    half = true_values.student(sd, S)
+    return Band(mean, mean - half, mean + half, sd)
+
+
+def band(values: list[float]) -> tuple[float, list[float] | None]:
+    """Returns the mean and its Student t interval, which is None for a single value."""
+    result = student_band(values)
+    return float(result.mean), [float(result.low), float(result.high)] if len(values) > 1 else None
+
+
+def share(flags: list[bool | None]) -> float | None:
+    """Returns the share of true flags, or None if the flag of any run is None."""
+    return None if None in flags else float(np.mean([bool(flag) for flag in flags]))
+
+
+def stack(bands: list[Band]) -> Band:
+    """Joins the bands of single numbers into one band."""
+    return Band(
+        *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
+    )

@@ -23,8 +23,7 @@ from riffle.deploy.cli.options import (
     Workers,
     expand_options,
 )
-from riffle.deploy.comparison import TRUST_MODELS, compare, with_trust
-from riffle.deploy.follow import run_to_end, stop_unfinished
+from riffle.deploy.follow import TRUST_MODELS, compare, run_to_end, stop_unfinished, with_trust
 from riffle.deploy.load.benchmark import Split
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import lock_folder

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from riffle.experiments.bands import seeds_note
 from riffle.experiments.figures.catalogue import Figure
 from riffle.experiments.figures.series import Series
+from riffle.experiments.regret import seeds_note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

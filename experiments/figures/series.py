@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.bands import Band, stack, student_band
 from riffle.experiments.figures.catalogue import Curve, Figure, Line
+from riffle.experiments.regret import Band, stack, student_band
 from riffle.experiments.study import SeedResult
 from riffle.experiments.sweep import Rows, Run, Value
 

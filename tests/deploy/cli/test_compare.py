@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.deploy.cli.main import build
-from riffle.deploy.comparison import TRUST_MODELS, VIEWS
+from riffle.deploy.follow import TRUST_MODELS, VIEWS
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.operator import Operator
 from riffle.experiments.presets import Preset, preset
