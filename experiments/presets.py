@@ -18,12 +18,7 @@ from pydantic import ValidationError
 
 from riffle.common.mechanism.counters import Sizes, Support, possible_cells
 from riffle.common.mechanism.parameters import Aggregation
-from riffle.common.process.plugins import (
-    Constructor,
-    is_file_reference,
-    short_name,
-    unknown_name,
-)
+from riffle.common.process import plugins
 from riffle.common.protocol.descriptor import first_fault
 from riffle.coordinator.learners.registry import Registry, choose
 from riffle.coordinator.specs import RunSpec, declaring
@@ -53,7 +48,7 @@ class Preset:
     nodes: int = 20
     learners: dict[str, str] = field(default_factory=dict)
     because: str = ""
-    own_learner: Constructor | None = None
+    own_learner: plugins.Constructor | None = None
     own_environment: object = None
 
     def make(self) -> Environment:
@@ -93,7 +88,7 @@ PRESETS = {
 def preset(name: str) -> Preset:
     """Returns the preset with this name. Raises ValueError if there is none."""
     if name not in PRESETS:
-        raise ValueError(unknown_name("preset", name, sorted(PRESETS)))
+        raise ValueError(plugins.unknown_name("preset", name, sorted(PRESETS)))
     return PRESETS[name]
 
 
@@ -104,7 +99,7 @@ def with_aggregation(chosen: Preset, aggregation: Aggregation) -> Preset:
 
 def customize(
     base: Preset,
-    learner: str | Constructor,
+    learner: str | plugins.Constructor,
     environment: object = None,
     *,
     parameters: Mapping[str, Parameter],
@@ -153,14 +148,14 @@ def customize(
     preset = Preset(spec, chosen_parameters, base.nodes, {}, because, own_environment=own)
     if not isinstance(learner, str):
         return replace(preset, own_learner=learner)
-    files = {name: _absolute(learner)} if is_file_reference(learner) else {}
+    files = {name: _absolute(learner)} if plugins.is_file_reference(learner) else {}
     return replace(preset, learners=files)
 
 
 def label_of(part: object) -> str:
     """Returns a short name for a learner or an environment: a name, a reference, or an object."""
     if isinstance(part, str):
-        return short_name(part) if is_file_reference(part) else part
+        return plugins.short_name(part) if plugins.is_file_reference(part) else part
     named = getattr(part, "__name__", None) or type(part).__name__
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(named).strip("_<>")).lower()
 
@@ -179,7 +174,7 @@ def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parame
         return base.spec.environment, dict(base.environment)
     if not isinstance(reference, str):
         return label_of(reference), {}
-    if not is_file_reference(reference):
+    if not plugins.is_file_reference(reference):
         return reference, {}
     path, _, name = reference.rpartition(":")
     file = Path(path)

@@ -14,12 +14,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, mod
 from pydantic_settings import SettingsConfigDict
 
 from riffle.common.mechanism.parameters import Guarantee
-from riffle.common.process.configuration import (
-    DemandSettings,
-    check_shares,
-    file_bytes,
-    hex_file,
-)
+from riffle.common.process import configuration
 from riffle.common.process.endpoint import check_urls, is_loopback_service
 from riffle.common.process.heads import HeadFolder
 from riffle.common.process.journal import Journal
@@ -62,7 +57,7 @@ class Credential(Document):
     token: str = Field(min_length=1, repr=False)
 
 
-class Settings(DemandSettings):
+class Settings(configuration.DemandSettings):
     """Pins, demands, environment, credentials. Settings that protect users have no default."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
@@ -148,7 +143,7 @@ class Settings(DemandSettings):
     def _consistent(self) -> Self:
         check_urls("shuffler_url", self.shuffler_url)
         if not self.loopback:
-            check_shares(self.max_owner_share, self.min_dishonest_fraction)
+            configuration.check_shares(self.max_owner_share, self.min_dishonest_fraction)
         if self.test_entry and not self.loopback:
             raise ValueError("test_entry needs a shuffler on loopback")
         given = {self.ledger_file is not None, self.lifetime_epsilon is not None}
@@ -182,7 +177,7 @@ class Settings(DemandSettings):
     def users_key(self) -> bytes | None:
         """The key of `users.opaque_id`, read only once; raises LocalError ``invalid-spec``."""
         file = self.users_key_file
-        return None if file is None else hex_file(f"{PREFIX}USERS_KEY_FILE", file)
+        return None if file is None else configuration.hex_file(f"{PREFIX}USERS_KEY_FILE", file)
 
     def ledger(self) -> PersonalLedger | None:
         """Returns the ledger or, if there is none, None. Raises LocalError if it is unusable."""
@@ -279,7 +274,7 @@ _CREDENTIALS = TypeAdapter(list[Credential])
 
 def _read(kind: str, file: Path, adapter: TypeAdapter[T]) -> T:
     try:
-        return adapter.validate_json(file_bytes(f"{PREFIX}{kind.upper()}_FILE", file))
+        return adapter.validate_json(configuration.file_bytes(f"{PREFIX}{kind.upper()}_FILE", file))
     except ValidationError as error:  # raised without its cause, which would show tokens or ids
         raise _bad_file(kind, file, first_fault(error)) from None
 

@@ -38,15 +38,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from riffle.common.accounting import Account
 from riffle.common.mechanism.counters import Sizes, possible_cells
 from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Guarantee, Trust
+from riffle.common.protocol import verification
 from riffle.common.protocol.descriptor import BatchDescriptor, Context, SignedDescriptor, parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.signatures import batch_id, verify_countersign, verify_deposit
-from riffle.common.protocol.verification import (
-    check_epoch,
-    check_expiry,
-    check_guarantee,
-    check_trust,
-)
 from riffle.node_client.environments.tabular import Declaration
 
 _PROBE = X25519PrivateKey.from_private_bytes(b"\x01" * 32)  # any scalar reveals a low-order point
@@ -97,13 +92,13 @@ def accept(
     verify_countersign(demands.shuffler_key, context.digest, batch_key, signed.shuffler_signature)
     descriptor = context.descriptor
     _check_ids(descriptor, requested_id, demands)
-    check_expiry(descriptor, now, demands.max_seconds, demands.max_episode_seconds)
-    check_trust(descriptor, demands.trust_models, demands.aggregations)
-    check_epoch(descriptor, demands.shortest_epoch, now)
+    verification.check_expiry(descriptor, now, demands.max_seconds, demands.max_episode_seconds)
+    verification.check_trust(descriptor, demands.trust_models, demands.aggregations)
+    verification.check_epoch(descriptor, demands.shortest_epoch, now)
     _check_content(descriptor, demands)
     _check_point(bytes.fromhex(descriptor.analyzer_key), "analyzer's key")
     _check_point(batch_key, "batch's key")
-    account = check_guarantee(descriptor, demands.required, demands.max_owner_share)
+    account = verification.check_guarantee(descriptor, demands.required, demands.max_owner_share)
     return AcceptedBatch(context, batch_key, account)
 
 

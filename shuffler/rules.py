@@ -30,15 +30,10 @@ from math import ceil
 from typing import Literal
 
 from riffle.common.mechanism.parameters import DEFAULT_AGGREGATIONS, Aggregation, Guarantee, Trust
+from riffle.common.protocol import verification
 from riffle.common.protocol.descriptor import MAX_EPISODE_SECONDS, Context, parse, serialize
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.signatures import batch_id, key_id, verify_deposit
-from riffle.common.protocol.verification import (
-    check_epoch,
-    check_expiry,
-    check_guarantee,
-    check_trust,
-)
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
@@ -139,14 +134,14 @@ def _check_identity(context: Context, path_id: str, demands: Demands, now: int) 
     if d.shuffler_id != demands.shuffler_id:
         detail = f"this is shuffler {demands.shuffler_id}, not {d.shuffler_id}"
         raise RemoteError("wrong-recipient", detail)
-    check_expiry(d, now, demands.max_batch_seconds, demands.max_episode_seconds)
+    verification.check_expiry(d, now, demands.max_batch_seconds, demands.max_episode_seconds)
     if demands.analyzer_keys is not None and d.analyzer_key not in demands.analyzer_keys:
         raise RemoteError("outdated-key", f"analyzer key {d.analyzer_key_id} is not pinned here")
 
 
 def _check_promise(context: Context, demands: Demands, now: int) -> None:
     d = context.descriptor
-    check_trust(d, demands.trust_models, demands.aggregations)
+    verification.check_trust(d, demands.trust_models, demands.aggregations)
     if d.epoch_seconds != demands.epoch_seconds:
         theirs, ours = (
             "once in a lifetime" if seconds is None else f"once in {seconds} s"
@@ -154,7 +149,7 @@ def _check_promise(context: Context, demands: Demands, now: int) -> None:
         )
         detail = f"the batch lets a person report {theirs}, this shuffler {ours}"
         raise RemoteError("epoch-refused", detail)
-    check_epoch(d, demands.epoch_seconds, now)
+    verification.check_epoch(d, demands.epoch_seconds, now)
     if d.n < demands.smallest_n:
         detail = f"the batch has n = {d.n}; at least {demands.smallest_n} is accepted here"
         raise RemoteError("batch-too-small", detail)
@@ -168,7 +163,7 @@ def _check_promise(context: Context, demands: Demands, now: int) -> None:
     if d.test_seed is not None and not demands.test_entry:
         detail = "seeded noise protects nobody; the test entry is closed here"
         raise RemoteError("test-entry-refused", detail)
-    check_guarantee(d, demands.guarantee, demands.max_owner_share)
+    verification.check_guarantee(d, demands.guarantee, demands.max_owner_share)
 
 
 def for_coordinator(status: BatchStatus) -> BatchStatus:

@@ -34,13 +34,8 @@ from riffle.common.protocol.errors import (
     RemoteError,
     RiffleError,
 )
+from riffle.common.server import monitoring
 from riffle.common.server.connections import make_server
-from riffle.common.server.monitoring import (
-    PROBLEM_KEY,
-    MetricsMiddleware,
-    RequestMetrics,
-    matched_route,
-)
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -104,7 +99,7 @@ _STATUS_SLUGS = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
 def make_app(
     title: str,
     journal: Journal,
-    metrics: RequestMetrics,
+    metrics: monitoring.RequestMetrics,
     lifespan: Lifespan[FastAPI],
     inner: Sequence[Middleware],
 ) -> FastAPI:
@@ -117,7 +112,7 @@ def make_app(
         title=title,
         version="1",
         lifespan=lifespan,
-        middleware=[Middleware(MetricsMiddleware, metrics=metrics), *inner],
+        middleware=[Middleware(monitoring.MetricsMiddleware, metrics=metrics), *inner],
         docs_url=None,
         redoc_url=None,
         responses=problems(always=ANY_CALLER),
@@ -129,7 +124,7 @@ def make_app(
 
 def problem_answer(scope: Scope, error: RiffleError) -> JSONResponse:
     """Returns an error's problem document as a response, and notes its slug for the metrics."""
-    scope[PROBLEM_KEY] = error.slug
+    scope[monitoring.PROBLEM_KEY] = error.slug
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -160,7 +155,7 @@ def install_problem_handlers(app: FastAPI, journal: Journal) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        method, route = matched_route(request.scope) or ("none", "none")
+        method, route = monitoring.matched_route(request.scope) or ("none", "none")
         journal.exception("unexpected-error", error, method=method, route=route)
         failure = LocalError("internal", "unexpected error; see the service's log")
         return problem_answer(request.scope, failure)

@@ -22,21 +22,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from riffle.common.process.workers import in_thread
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.server.monitoring import (
-    VersionedCache,
-    clock_trouble,
-    disk_trouble,
-    metrics_response,
-)
+from riffle.common.server import monitoring
 from riffle.common.server.service import ANY_CALLER, declare_problems, problems
-from riffle.coordinator.api import models
-from riffle.coordinator.api.access import (
-    KeysPart,
-    MetricsOnly,
-    MetricsPart,
-    OperatorOnly,
-    StorePart,
-)
+from riffle.coordinator.api import access, models
 from riffle.coordinator.batches.keys import KeyRecord
 from riffle.coordinator.runs.coordinator import Coordinator
 
@@ -49,17 +37,19 @@ health_router = APIRouter()
 
 @health_router.get(
     "/metrics",
-    dependencies=[MetricsOnly],
+    dependencies=[access.MetricsOnly],
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, **problems()},
 )
-async def show_metrics(request: Request, store: StorePart, metrics: MetricsPart) -> Response:
+async def show_metrics(
+    request: Request, store: access.StorePart, metrics: access.MetricsPart
+) -> Response:
     """Returns metrics for Prometheus. Needs the operator's token or the token for metrics."""
     readiness: models.Readiness = await request.app.state.readiness.get()
     metrics.requests.ready.set(readiness.ready)
     census = await in_thread(store.census)
     metrics.show(census, request.app.state.data_dir)
-    return metrics_response(metrics.registry)
+    return monitoring.metrics_response(metrics.registry)
 
 
 @health_router.get("/livez")
@@ -77,7 +67,9 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
     return readiness
 
 
-def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[models.Readiness]:
+def shared_readiness(
+    parts: Coordinator, data_dir: Path
+) -> monitoring.VersionedCache[models.Readiness]:
     """Returns the answer of `readyz`. Anybody may ask, so it is computed at most once a second."""
 
     async def read() -> models.Readiness:
@@ -90,11 +82,11 @@ def shared_readiness(parts: Coordinator, data_dir: Path) -> VersionedCache[model
             store=store_status,
             analyzer=analyzer_status,
             shuffler=shuffler_status,
-            clock=clock_trouble(parts.exchange.shuffler.skew) or "ok",
-            disk=disk_trouble(data_dir) or "ok",
+            clock=monitoring.clock_trouble(parts.exchange.shuffler.skew) or "ok",
+            disk=monitoring.disk_trouble(data_dir) or "ok",
         )
 
-    return VersionedCache(read, lambda: int(parts.clock()))
+    return monitoring.VersionedCache(read, lambda: int(parts.clock()))
 
 
 async def _status(check: Awaitable[None]) -> str:
@@ -125,24 +117,24 @@ async def _check_shuffler(parts: Coordinator) -> None:
 
 # -- keys ---------------------------------------------------------------------------------------
 
-keys_router = APIRouter(prefix="/v1/keys", dependencies=[OperatorOnly])
+keys_router = APIRouter(prefix="/v1/keys", dependencies=[access.OperatorOnly])
 
 
 @keys_router.get("")
-async def list_keys(keys: KeysPart) -> models.Keys:
+async def list_keys(keys: access.KeysPart) -> models.Keys:
     """Returns all keys that ever existed, oldest first."""
     records = await in_thread(keys.records)
     return models.Keys(keys=list(records))
 
 
 @keys_router.post("", status_code=201)
-async def make_key(keys: KeysPart) -> KeyRecord:
+async def make_key(keys: access.KeysPart) -> KeyRecord:
     """Makes a pending key, or returns the present pending key."""
     return await in_thread(keys.make)
 
 
 @keys_router.post("/{key_id}/activate")
-async def activate_key(key_id: str, keys: KeysPart, store: StorePart) -> KeyRecord:
+async def activate_key(key_id: str, keys: access.KeysPart, store: access.StorePart) -> KeyRecord:
     """Makes a pending key active: new batches are sealed to it, and the previous key expires."""
     active = await in_thread(keys.activate, key_id)
     await in_thread(keys.erase_unused, store.keys_in_use)

@@ -31,13 +31,7 @@ from numpy.typing import ArrayLike
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.common.process.plugins import (
-    Constructor,
-    describe_error,
-    parameter_names,
-    source_file,
-    unknown_name,
-)
+from riffle.common.process import plugins
 from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.learner import (
     BatchCounts,
@@ -176,7 +170,9 @@ class ExternalLearner:
     first deployment is not valid.
     """
 
-    def __init__(self, maker: Constructor, problem: Problem, options: Mapping[str, object]) -> None:
+    def __init__(
+        self, maker: plugins.Constructor, problem: Problem, options: Mapping[str, object]
+    ) -> None:
         self._problem = problem
         self._left = problem.K
         self.learner: Learner = _make(maker, problem, options)
@@ -213,10 +209,10 @@ class ExternalLearner:
         return summary
 
 
-def _make(maker: Constructor, problem: Problem, options: Mapping[str, object]) -> Learner:
-    settable = _call(maker, parameter_names, maker)[1:]
+def _make(maker: plugins.Constructor, problem: Problem, options: Mapping[str, object]) -> Learner:
+    settable = _call(maker, plugins.parameter_names, maker)[1:]
     for name in sorted(set(options) - set(settable)):
-        raise LearnerError(unknown_name("option", name, settable))
+        raise LearnerError(plugins.unknown_name("option", name, settable))
     learner: Learner = _call(maker, maker, problem, **options)
     missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
     if missing:
@@ -232,7 +228,7 @@ def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     except SELF_EXPLANATORY:
         raise
     except Exception as error:
-        raise LearnerError(describe_error(error, source_file(code))) from error
+        raise LearnerError(plugins.describe_error(error, plugins.source_file(code))) from error
 
 
 def _check_kind(method: str, value: object, kind: type, wanted: str) -> None:

@@ -17,13 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.accounting import CalibrationError
 from riffle.common.mechanism.counters import Sizes
-from riffle.common.process.plugins import (
-    Constructor,
-    entry_points_of,
-    load_entry_point,
-    load_file,
-    unknown_name,
-)
+from riffle.common.process import plugins
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.counts import value_estimate
@@ -69,15 +63,15 @@ class Registry:
     def __init__(
         self,
         extra: Mapping[str, Factory] | None = None,
-        files: Mapping[str, str | Constructor] | None = None,
+        files: Mapping[str, str | plugins.Constructor] | None = None,
     ) -> None:
         self._known: dict[str, Factory] = {**BUILT_IN, **(extra or {})}
         for name, code in (files or {}).items():
             if name in self._known:
                 raise LocalError("invalid-spec", f"{code}: {name!r} is the name of another")
-            maker = load_file(code) if isinstance(code, str) else code
+            maker = plugins.load_file(code) if isinstance(code, str) else code
             self._known[name] = partial(_external, maker)
-        self._offered = entry_points_of(GROUP)
+        self._offered = plugins.entry_points_of(GROUP)
 
     @property
     def names(self) -> list[str]:
@@ -94,16 +88,18 @@ class Registry:
         if spec.learner in self._known:
             factory = self._known[spec.learner]
         elif spec.learner in self._offered:
-            factory = partial(_external, load_entry_point(self._offered[spec.learner]))
+            factory = partial(_external, plugins.load_entry_point(self._offered[spec.learner]))
         else:
-            raise RemoteError("invalid-spec", unknown_name("learner", spec.learner, self.names))
+            raise RemoteError(
+                "invalid-spec", plugins.unknown_name("learner", spec.learner, self.names)
+            )
         try:
             return factory(problem(spec), spec.constants, spec.options)
         except LearnerError as error:
             raise refusal(spec, error) from error
 
 
-def _external(maker: Constructor, problem: Problem, _: str, options: Options) -> Learner:
+def _external(maker: plugins.Constructor, problem: Problem, _: str, options: Options) -> Learner:
     """Makes an external learner. The options are its parameters by name."""
     return ExternalLearner(maker, problem, options)
 
@@ -233,7 +229,7 @@ def _replace(base: C, options: Options) -> C:
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
     if unknown:
-        raise LearnerError(unknown_name("option", unknown[0], settable))
+        raise LearnerError(plugins.unknown_name("option", unknown[0], settable))
     try:
         document = json.dumps({**constants, **options})
         return TypeAdapter(type(base)).validate_json(document, strict=True)

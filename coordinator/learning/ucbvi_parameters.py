@@ -56,17 +56,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
-from riffle.coordinator.learning.privatizers import (
-    AdditiveNoise,
-    NoiseLevels,
-    Sensitivity,
-    noise_of_draw,
-    tree_levels,
-)
+from riffle.coordinator.learning import privatizers
 
 BonusName = Literal["paper", "practical"]
 Trust = Literal["central", "local"]
-FAMILIES: dict[NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
+FAMILIES: dict[privatizers.NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +91,17 @@ def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
     return math.log(2 * episodes), math.log(5 * episodes), math.log(30 * sizes.H * episodes)
 
 
-def layout_of(sizes: Sizes, levels: NoiseLevels) -> CounterLayout:
+def layout_of(sizes: Sizes, levels: privatizers.NoiseLevels) -> CounterLayout:
     """Returns the counters that are privatized."""
     return CounterLayout(sizes, FAMILIES[levels])
 
 
 def noise_of(
-    trust: Trust, levels: NoiseLevels, sizes: Sizes, K: int, epsilon: float, beta: float
-) -> AdditiveNoise:
+    trust: Trust, levels: privatizers.NoiseLevels, sizes: Sizes, K: int, epsilon: float, beta: float
+) -> privatizers.AdditiveNoise:
     """Returns the noise of one draw of the Privatizer, for a run of K episodes."""
-    sensitivity = Sensitivity.of_cells(layout_of(sizes, levels).cells)
-    depth = 1 if trust == "local" else max(tree_levels(K - 1), 1)
-    return noise_of_draw(
+    sensitivity = privatizers.Sensitivity.of_cells(layout_of(sizes, levels).cells)
+    depth = 1 if trust == "local" else max(privatizers.tree_levels(K - 1), 1)
+    return privatizers.noise_of_draw(
         levels, sensitivity=sensitivity, H=sizes.H, depth=depth, epsilon=epsilon, beta=beta
     )

@@ -50,14 +50,7 @@ import numpy as np
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.mechanism.randomness import generator_for
-from riffle.coordinator.learning.evidence import (
-    Evidence,
-    evidence_of,
-    pool,
-    shrink_rewards,
-    shrink_rows,
-    visit_weights,
-)
+from riffle.coordinator.learning import evidence
 from riffle.coordinator.learning.learner import (
     BatchCounts,
     Deployment,
@@ -130,7 +123,7 @@ class UCBVIShuffle:
         X, A, H = problem.sizes.X, problem.sizes.A, problem.sizes.H
         generator = generator_for(problem.seed, "explorers")
         self._mixture = _uniform(list(generator.integers(A, size=(EXPLORERS, H, X))))
-        self._batches: list[Evidence] = []
+        self._batches: list[evidence.Evidence] = []
         self._model: Model | None = None
         self._best = Plan(np.zeros((H, X), dtype=np.int64), np.zeros(()))
         self._used = 0
@@ -160,7 +153,7 @@ class UCBVIShuffle:
         self._used += counts.n
         if asked.purpose == "exploit":
             return
-        self._batches.append(evidence_of([counts], [asked.mixture]).conserve_flow())
+        self._batches.append(evidence.evidence_of([counts], [asked.mixture]).conserve_flow())
         estimate = self._estimate()
         self._model = estimate.model
         self._best = plan(*estimate.model, self.problem.d1)
@@ -170,17 +163,17 @@ class UCBVIShuffle:
     def _estimate(self) -> Estimate:
         weights = [np.ones(batch.visits.shape) for batch in self._batches]
         if self._model is not None:
-            weights = list(visit_weights(self._batches, self._model.P, self.problem.d1))
+            weights = list(evidence.visit_weights(self._batches, self._model.P, self.problem.d1))
         alike = self.problem.homogeneous
-        sums = pool(self._batches, weights, alike=alike)
+        sums = evidence.pool(self._batches, weights, alike=alike)
         N = sums.consistent(0.0, add_on=False)
         R, v_R = self._rewards(weights)
         s = np.sqrt(sums.visit_variance) + 1e-3  # above zero even without noise
         T, visits = N.transitions, N.visits
         if not alike:
             k = self.options.shrinkage * s
-            T = shrink_rows(T, k, sums.possible)
-            R, visits = shrink_rewards(R, visits, k, s), visits + k
+            T = evidence.shrink_rows(T, k, sums.possible)
+            R, visits = evidence.shrink_rewards(R, visits, k, s), visits + k
         P = T / np.maximum(T.sum(axis=-1, keepdims=True), 1e-9)
         least = np.maximum(visits, np.maximum(s, 1.0))
         shape = (self.problem.sizes.H, *visits.shape[1:])

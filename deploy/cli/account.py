@@ -10,14 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from riffle.common.accounting import (
-    Account,
-    BatchEvent,
-    CalibrationName,
-    account,
-    calibrate,
-    gaussian_variance,
-)
+from riffle.common import accounting
 from riffle.common.mechanism.counters import CounterLayout, Families, Sizes
 from riffle.common.mechanism.parameters import Aggregation, Guarantee, Noise, Padding
 from riffle.common.mechanism.sums import report_bytes, word_bits
@@ -45,7 +38,9 @@ def account_command(
     scope: Annotated[Scope, typer.Option(help="count one step's transitions, or all")] = "all",
     families: Annotated[Families, typer.Option(help="what is counted")] = "joint",
     honest_fraction: Annotated[float, typer.Option(help="share of reports that add noise")] = 1.0,
-    calibration: Annotated[CalibrationName, typer.Option(help="how noise is chosen")] = "exact",
+    calibration: Annotated[
+        accounting.CalibrationName, typer.Option(help="how noise is chosen")
+    ] = "exact",
     bits: Annotated[
         int | None, typer.Option(help="noise bits a user and counter, instead of a calibration")
     ] = None,
@@ -78,8 +73,8 @@ def account_command(
         padding = Padding(1, 0) if summed else Padding(layout.data_slots, slots)
         words = word_bits(episodes, noise) if summed else None
         cells, counters = layout.cells, layout.counters
-        event = BatchEvent(noise, padding, episodes, dishonest, cells, counters, words)
-        document = describe(layout, noise, account(event, beta), words)
+        event = accounting.BatchEvent(noise, padding, episodes, dishonest, cells, counters, words)
+        document = describe(layout, noise, accounting.account(event, beta), words)
     else:
         required = Guarantee(epsilon, beta, dishonest)
         document = calibrated(layout, episodes, required, calibration, aggregation)
@@ -91,23 +86,23 @@ def calibrated(
     layout: CounterLayout,
     n: int,
     required: Guarantee,
-    calibration: CalibrationName,
+    calibration: accounting.CalibrationName,
     aggregation: Aggregation,
 ) -> dict[str, Any]:
     """Returns a calibration with its ratios to the papers' noise and to the Gaussian mechanism."""
-    chosen = calibrate(layout, n, required, calibration, aggregation=aggregation)
+    chosen = accounting.calibrate(layout, n, required, calibration, aggregation=aggregation)
     document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
-    gaussian = gaussian_variance(required.epsilon, required.beta, layout.cells)
+    gaussian = accounting.gaussian_variance(required.epsilon, required.beta, layout.cells)
     document["variance_over_gaussian"] = chosen.account.variance / gaussian
     if calibration == "exact":
-        paper = calibrate(layout, n, required, "paper")
+        paper = accounting.calibrate(layout, n, required, "paper")
         ratio = paper.noise.mean(n) / chosen.noise.mean(n)
         document["ones_of_the_paper_over_exact"] = ratio
     return document
 
 
 def describe(
-    layout: CounterLayout, noise: Noise, result: Account, words: int | None
+    layout: CounterLayout, noise: Noise, result: accounting.Account, words: int | None
 ) -> dict[str, Any]:
     """Returns a batch's noise and guarantee under the keys that the command prints.
 

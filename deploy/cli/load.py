@@ -22,12 +22,7 @@ from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.deploy import conformance, offers
 from riffle.deploy.cli.options import CoordinatorUrl, Families, Force, Out, ShufflerUrl, is_given
 from riffle.deploy.cli.up import results
-from riffle.deploy.load.benchmark import (
-    disturbance,
-    missed_bars,
-    run_benchmark,
-    run_sums_benchmark,
-)
+from riffle.deploy.load import benchmark
 from riffle.deploy.load.generator import Arrivals
 from riffle.deploy.load.html_page import certainty, headline, next_step, write_summary
 from riffle.deploy.load.run import (
@@ -222,15 +217,15 @@ def wire_command(
             sizes = {"states": states, "horizon": horizon}
             paper = preset("riverswim")
             chosen = customize(paper, "sdp-pe", parameters=sizes, options={}, changes={})
-            document = run_sums_benchmark(messages, episodes, Path(folder), cores, chosen)
+            document = benchmark.run_sums_benchmark(messages, episodes, Path(folder), cores, chosen)
         else:
-            document = run_benchmark(messages, Path(folder), cores, preset("riverswim"))
+            document = benchmark.run_benchmark(messages, Path(folder), cores, preset("riverswim"))
     emit(document, output, lambda: table(("quantity", "value"), list(dotted_rows(document))))
-    for limit in missed_bars(document):
+    for limit in benchmark.missed_bars(document):
         progress.print(f"missed: {limit}", highlight=False)
-    if why := disturbance(document):
+    if why := benchmark.disturbance(document):
         progress.print(why, highlight=False)
-    raise typer.Exit(Exit.NO if missed_bars(document) else Exit.DONE)
+    raise typer.Exit(Exit.NO if benchmark.missed_bars(document) else Exit.DONE)
 
 
 @one_line_errors

@@ -54,7 +54,7 @@ def test_health_names_a_clock_that_is_off_and_a_full_disk(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api.shuffler.skew = -45.0
-    monkeypatch.setattr("riffle.coordinator.api.operations.disk_trouble", lambda _: "1 MiB free")
+    monkeypatch.setattr("riffle.common.server.monitoring.disk_trouble", lambda _: "1 MiB free")
     ready = api.client.get("/readyz")
     readiness = ready.json()
     assert (ready.status_code, readiness["disk"], readiness["store"]) == (503, "1 MiB free", "ok")

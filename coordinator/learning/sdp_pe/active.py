@@ -43,12 +43,7 @@ import numpy as np
 from riffle.common.mechanism.counters import Sizes
 from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArray
 from riffle.coordinator.learning.planning import Model, Plan, value
-from riffle.coordinator.learning.sdp_pe.enumeration import (
-    LIMIT,
-    EnumeratedPolicies,
-    classes,
-    visit_rewards,
-)
+from riffle.coordinator.learning.sdp_pe import enumeration
 from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 
 ROUNDING = 1e-12
@@ -110,10 +105,10 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
     Raises EnumerationTooLarge if `enumerated` is requested and there are too many policies.
     """
-    too_many = representation == "auto" and classes(sizes, d1) > LIMIT
+    too_many = representation == "auto" and enumeration.classes(sizes, d1) > enumeration.LIMIT
     if representation == "implicit" or too_many:
         return ImplicitPolicies.all_policies(sizes, d1)
-    return EnumeratedPolicies.all_policies(sizes, d1)
+    return enumeration.EnumeratedPolicies.all_policies(sizes, d1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +169,7 @@ class ImplicitPolicies:
         H, X, A, _ = P.shape
         solution = maximise(
             P,
-            visit_rewards(P, h).reshape(X * A, H, X, A),
+            enumeration.visit_rewards(P, h).reshape(X * A, H, X, A),
             self._constraints([i.least for i in self.inequalities], then),
             self.anchor,
             deviations=DEVIATIONS,
