@@ -12,7 +12,7 @@ The path of a report:
          -> core._open_reports (outer seals, key from store.vault)
          -> store.committer -> store.leasing.store_reports (rules decide; one transaction: rows of
             store.lease_rows, users and report_rows, encrypted by store.vault; the seal)
-         -> store.sum_rows, if the batch is one of sums (adds the vectors, keeps the keys)
+         -> store.report_rows, if the batch is one of sums (adds the vectors, keeps the keys)
     coordinator -> app.messages -> lifecycle.release -> permutation.permute_messages
          -> store.batch_rows.mark_forwarded (the digest of the bytes) -> the permuted messages
     coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted

@@ -32,7 +32,7 @@ from riffle.shuffler.permutation import Release, blank_copies, permute_messages,
 from riffle.shuffler.rules import accept_deposit
 from riffle.shuffler.settings import Settings
 from riffle.shuffler.states import after, reached
-from riffle.shuffler.store import batch_rows, report_rows, sum_rows
+from riffle.shuffler.store import batch_rows, report_rows
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.vault import BatchSecret, ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import ChangeSignal
@@ -118,7 +118,7 @@ class BatchLifecycle:
         batch_rows.insert_batch(connection, data, context, signed)
         batch = batch_rows.find(connection, batch_id)
         if batch.word_bits:
-            sum_rows.insert_sum(connection, batch, ReportCipher(batch_id, secret))
+            report_rows.insert_sum(connection, batch, ReportCipher(batch_id, secret))
         return signed, True
 
     async def descriptor(self, batch_id: str) -> SignedDescriptor:
@@ -186,7 +186,7 @@ class BatchLifecycle:
                     message_bytes=KEY_BYTES if batch.word_bits else batch.message_bytes,
                 )
             if batch.word_bits:  # the permuted messages are the reports' keys, all distinct
-                total = sum_rows.read_sum(connection, batch, cipher)
+                total = report_rows.read_sum(connection, batch, cipher)
                 return Release.of(permuted, total.data.cast("B"))
             blank_copies(permuted)
             return Release.of(permuted)
@@ -306,7 +306,7 @@ class BatchLifecycle:
             slots = range(start, start + SLOTS_A_DELETE)
             await self._store.write(report_rows.delete_reports, batch_id, slots)
             if batch.word_bits:
-                await self._store.write(sum_rows.delete_sum, batch_id, SLOTS_A_DELETE)
+                await self._store.write(report_rows.delete_sum, batch_id, SLOTS_A_DELETE)
         await self._store.write(batch_rows.mark_clean, batch_id)
         note("erased", batch_id=batch_id)
 

@@ -34,7 +34,6 @@ from riffle.common.server.monitoring import LATENCY_BUCKETS, RequestMetrics, sta
 from riffle.shuffler.rules import SMALLEST_SHOWN, Closed, Decision, Outcome
 from riffle.shuffler.states import ORDER, TRANSITIONS
 from riffle.shuffler.store import batch_rows
-from riffle.shuffler.store.report_rows import count_stored
 from riffle.shuffler.store.schema import batches, dropped, nodes, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches", "keys")
@@ -142,7 +141,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
     batch = batch_rows.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()
-    held = count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
+    held = batch_rows.count_stored(connection, batch_id) if batch.state in ("open", "sealed") else 0
     flow = MessageFlow(
         accepted=batch.reports * batch.L,
         held=held * batch.L,

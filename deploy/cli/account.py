@@ -17,7 +17,7 @@ from riffle.common.mechanism.sums import report_bytes, word_bits
 from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import OVERHEAD
-from riffle.deploy.cli.options import whole_number
+from riffle.deploy.cli.options import whole
 from riffle.deploy.output import Output, emit, one_line_errors, table, utc
 from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 
@@ -30,9 +30,7 @@ def account_command(
     states: Annotated[int, typer.Option(help="X")],
     actions: Annotated[int, typer.Option(help="A")],
     horizon: Annotated[int, typer.Option(help="H")],
-    episodes: Annotated[
-        int, typer.Option(parser=whole_number, metavar="INTEGER", help="n, reports of the batch")
-    ],
+    episodes: Annotated[int, whole("n, reports of the batch")],
     epsilon: Annotated[float, typer.Option(help="epsilon of every user")] = 1.0,
     beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-5,
     scope: Annotated[Scope, typer.Option(help="count one step's transitions, or all")] = "all",

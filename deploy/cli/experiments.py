@@ -10,7 +10,7 @@ import typer
 
 from riffle.common.mechanism.counters import Families
 from riffle.common.mechanism.parameters import Aggregation
-from riffle.deploy.cli.options import expand_options, is_given, read_pairs, whole_number
+from riffle.deploy.cli.options import expand_options, is_given, read_pairs, whole
 from riffle.deploy.network.processes import interrupt_on_termination, lock_folder
 from riffle.deploy.output import (
     Exit,
@@ -51,10 +51,7 @@ class Grid:
         ),
     ] = None
     epsilon: Annotated[list[float] | None, typer.Option(help="epsilon; default 1")] = None
-    episodes: Annotated[
-        list[int] | None,
-        typer.Option(parser=whole_number, metavar="INTEGER", help="K; default 10,000"),
-    ] = None
+    episodes: Annotated[list[int] | None, whole("K; default 10,000")] = None
     trust: Annotated[
         list[str] | None,
         typer.Option(help=f"who adds the noise: {', '.join(DASHES)}; default shuffle"),

@@ -18,7 +18,7 @@ import typer
 
 from riffle.common.process.journal import Journal, log_to_stderr
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, ShufflerUrl, whole_number
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, ShufflerUrl, whole
 from riffle.deploy.output import (
     Exit,
     Output,
@@ -77,12 +77,7 @@ def init_command(
 @one_line_errors
 def enrol_command(
     owner: Annotated[str, typer.Option(help="owner of the nodes, who has one share of each batch")],
-    users: Annotated[
-        int,
-        typer.Option(
-            parser=whole_number, metavar="INTEGER", help="people whom each node may serve, ever"
-        ),
-    ],
+    users: Annotated[int, whole("people whom each node may serve, ever")],
     folder: NetworkFolder = SECRETS,
     shuffler_url: ShufflerUrl = None,
     nodes: Annotated[int, typer.Option(min=1, help="valid nodes that the owner then has")] = 1,

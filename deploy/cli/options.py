@@ -54,6 +54,11 @@ def whole_number(text: str) -> int:
         return int(number)
 
 
+def whole(help_text: str) -> Any:  # noqa: ANN401  (what Typer makes of it)
+    """Returns the option of an integer, also as 2e4."""
+    return typer.Option(parser=whole_number, metavar="INTEGER", help=help_text)
+
+
 def _preset_names() -> list[str]:
     from riffle.experiments.presets import PRESETS  # noqa: PLC0415  (only a completing shell needs it)
 
@@ -106,10 +111,7 @@ class RunOptions:
         list[str] | None, typer.Option(help="environment parameter, NAME=VALUE; repeatable")
     ] = None
     horizon: Annotated[int | None, typer.Option(help="H, steps of an episode")] = None
-    episodes: Annotated[
-        int | None,
-        typer.Option(parser=whole_number, metavar="INTEGER", help="K, episodes of the run"),
-    ] = None
+    episodes: Annotated[int | None, whole("K, episodes of the run")] = None
     epsilon: Annotated[float | None, typer.Option(help="epsilon of every user")] = None
     beta: Annotated[float | None, typer.Option(help="beta of every user")] = None
     dishonest_fraction: Annotated[

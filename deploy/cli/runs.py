@@ -14,7 +14,7 @@ import typer
 
 from riffle.common.process.tables import flatten
 from riffle.common.protocol.errors import LocalError, RiffleError
-from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, Network, whole_number
+from riffle.deploy.cli.options import SECRETS, CoordinatorUrl, Network, whole
 from riffle.deploy.network.processes import is_locked
 from riffle.deploy.operator import FINISHED, Answer, Operator
 from riffle.deploy.output import (
@@ -146,9 +146,7 @@ def stop_command(
 @one_line_errors
 def deploy_command(
     run: Run,
-    episodes: Annotated[
-        int, typer.Option(parser=whole_number, metavar="INTEGER", help="n, the number of users")
-    ],
+    episodes: Annotated[int, whole("n, the number of users")],
     policy: Annotated[
         str | None,
         typer.Option(

@@ -25,8 +25,7 @@ from riffle.shuffler.store.lease_rows import (
     count_leased,
     forget_unused,
 )
-from riffle.shuffler.store.report_rows import count_stored, is_open
-from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta
+from riffle.shuffler.store.schema import batches, declined, dropped, lease_groups, meta, reports
 from riffle.shuffler.store.users import add_failures
 
 NEED_SECRET: tuple[BatchState, ...] = ("open", "sealed", "forwarded")
@@ -358,3 +357,14 @@ def bind_to_vault(connection: sa.Connection, identity: int) -> None:
             f"number {bound}: all replicas must share one directory. If its secrets are lost for "
             f"good, write {bound} into secrets.id; the batches that need them are given up then",
         )
+
+
+def count_stored(connection: sa.Connection, batch_id: str) -> int:
+    """Returns the number of reports whose bytes are in the store."""
+    query = sa.select(sa.func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
+    return int(connection.scalar(query) or 0)
+
+
+def is_open(now: int) -> sa.ColumnElement[bool]:
+    """Returns the condition that a batch is open at ``now``."""
+    return (batches.c.state == "open") & (batches.c.expires_at > now)

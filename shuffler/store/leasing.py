@@ -26,8 +26,8 @@ from riffle.common.protocol.wire import Lease, LeaseReply, Refusal, UploadReply,
 from riffle.shuffler import rules
 from riffle.shuffler.store import batch_rows, lease_rows, report_rows, users
 from riffle.shuffler.store.lease_rows import LeaseGroup, group_of
+from riffle.shuffler.store.report_rows import UploadKeys, add_reports
 from riffle.shuffler.store.schema import batches, lease_groups
-from riffle.shuffler.store.sum_rows import UploadKeys, add_reports
 from riffle.shuffler.store.users import UserRecord
 from riffle.shuffler.store.vault import ReportCipher
 

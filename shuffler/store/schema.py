@@ -129,7 +129,7 @@ reports = Table(
 )
 
 # For each batch of sums: the sum of its reports' vectors, encrypted as reports are, and a tag of
-# each report's key (`sum_rows`). In these batches, the table of reports has only their keys.
+# each report's key (`report_rows`). In these batches, the table of reports has only their keys.
 sums = Table(
     "sums",
     metadata,

@@ -198,7 +198,7 @@ class ReportCipher:
             raise LocalError("internal", detail) from error
 
     def tag(self, key: bytes) -> str:
-        """Returns the hex tag by which the store knows a report's key E; see `sum_rows`."""
+        """Returns the hex tag by which the store knows a report's key E; see `report_rows`."""
         self._tag_key = self._tag_key or self._derive(LABEL_TAGS)
         return hmac.digest(self._tag_key, key, "sha256")[:TAG_BYTES].hex()
 

@@ -21,7 +21,7 @@ from riffle.node_client.pipeline import ReportTiming
 from riffle.node_client.users import Users
 from riffle.shuffler import rules
 from riffle.shuffler.permutation import permute_messages
-from riffle.shuffler.store import batch_rows, leasing, sum_rows
+from riffle.shuffler.store import batch_rows, leasing, report_rows
 from riffle.shuffler.store.committer import Committer, Job
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.vault import BatchSecret
@@ -84,12 +84,12 @@ def replays_are_added_to_the_sum(patch: pytest.MonkeyPatch) -> None:
         done = upload(connection, batch_id, node, frames, cipher, now)
         batch = batch_rows.find(connection, batch_id, lock=True)
         if cipher is not None and batch.word_bits:
-            total = sum_rows.read_sum(connection, batch, cipher)
+            total = report_rows.read_sum(connection, batch, cipher)
             for frame, result in zip(frames, done.reply.results, strict=True):
                 if result.outcome == "replayed":
                     add(total, frame[2])
             values = {"batch": batch_id, "sum": cipher.encrypt(batch.reports, total.tobytes())}
-            connection.execute(sum_rows._SAVE, values)
+            connection.execute(report_rows._SAVE, values)
         return done
 
     patch.setattr(leasing, "store_reports", adding)
