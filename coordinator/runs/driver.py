@@ -86,7 +86,7 @@ class Driver:
     stall_seconds: float
     running: bool = field(default=True, init=False)
     trouble: str | None = field(default=None, init=False)
-    _progress: tuple[object, float] = field(default=(None, 0.0), init=False)
+    _progress: tuple[tuple[int, int | None], float] = field(default=((-1, None), 0.0), init=False)
     _failures: int = field(default=0, init=False)
     _storing: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -198,6 +198,7 @@ class Driver:
         log("deposited", row, n=row.n)
 
     async def _wait(self, _: RunRecord, row: DeploymentRecord) -> str | None:
+        began = self.clock()
         status = await self.exchange.wait_until_full(row)
         if status.state in FULL:
             await self._seal(row, status)
@@ -205,16 +206,18 @@ class Driver:
         if status.declined:
             reasons = "; ".join(DECLINED[reason] for reason in status.declined)
             return f"batch {row.index} waits for reports: {reasons}"
-        return await self._stalled(row)
+        return await self._stalled(row, began)
 
-    async def _stalled(self, row: DeploymentRecord) -> str | None:
+    async def _stalled(self, row: DeploymentRecord, began: float) -> str | None:
         """Returns the trouble of an open batch that has not visibly grown for a while, or None.
 
-        The coordinator sees a batch grow only in tenths of n, and only if the batch is large.
+        ``began`` is when the last wait for the batch began. The coordinator sees a batch grow only
+        in tenths of n, and only if the batch is large.
         """
         fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
-            self._progress = (row.index, fill), self.clock()
+            is_first = self._progress[0][0] != row.index
+            self._progress = (row.index, fill), began if is_first and not fill else self.clock()
         if self.clock() - self._progress[1] < self.stall_seconds:
             return None
         seen = f"with {fill} tenths of its reports" if fill else "with no report to be seen"

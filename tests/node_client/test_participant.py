@@ -60,8 +60,13 @@ class VirtualTime:
 
 async def quiet() -> None:
     """Lets others run until nothing is left to do now, sealing in threads included."""
-    for _ in range(5):
+    loop: Any = asyncio.get_running_loop()
+    idle = 0
+    while idle < 5:
         await asyncio.sleep(0.002)
+        threads = loop._default_executor
+        busy = threads is not None and threads._idle_semaphore._value < len(threads._threads)
+        idle = 0 if busy else idle + 1
 
 
 class App:

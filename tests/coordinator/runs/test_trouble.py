@@ -14,9 +14,11 @@ import pytest
 
 from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.runs.coordinator import Coordinator
+from riffle.coordinator.runs.exchange import STATUS_SECONDS
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
 from tests.coordinator.world import (
+    NOW,
     RUN,
     Clock,
     FakeShuffler,
@@ -112,6 +114,26 @@ def test_a_batch_that_does_not_grow_is_told(
 
     waiting.play(act)
     assert len(waiting.lines("run-waits")) == 1
+
+
+def test_a_batch_without_a_report_is_told_after_two_long_polls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is told within 30 seconds, though a poll takes ten of them."""
+    waiting = Waiting(tmp_path, caplog)
+    status = waiting.shuffler.status
+
+    async def slow(batch: str, wait: float) -> Any:
+        if not waiting.shuffler.fills and waiting.clock.now < NOW + 20:
+            waiting.clock.now += STATUS_SECONDS
+        return await status(batch, wait)
+
+    async def act(coordinator: Coordinator) -> None:
+        await waiting.waits_for(coordinator, "has been waiting for 15 s or longer with no report")
+        assert waiting.clock.now == NOW + 2 * STATUS_SECONDS
+
+    monkeypatch.setattr(waiting.shuffler, "status", slow)
+    waiting.play(act)
 
 
 def test_a_batch_that_grows_is_not_trouble(
