@@ -76,6 +76,7 @@ def test_kills_at_random_instants_change_no_count(tmp_path: Path) -> None:
                 most = KILLS - killed if runs else -(-KILLS // 2)
                 disturbed = disturb(network, operator, run_id, most)
                 network.wait_ready("coordinator")
+                network.wait_ready("shuffler")  # whose record is compared
                 assert_whole(operator, spec)
                 killed, runs = killed + disturbed, runs + 1
                 print(f"run {runs}: {disturbed} kills, {killed} in all", flush=True)
