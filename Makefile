@@ -80,10 +80,10 @@ page-images: $(VENV)/.installed-dev
 
 # Names, versions and hashes only: no addresses.
 lock: $(VENV)/.installed-dev
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras \
 	  --no-emit-index-url --no-emit-options --no-header --extra build \
 	  --output-file requirements.lock pyproject.toml
-	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --no-strip-extras \
 	  --no-emit-index-url --no-emit-options --no-header --extra build --extra dev \
 	  --output-file requirements-dev.lock pyproject.toml
 

@@ -18,14 +18,17 @@ ACCEPTED = {"Apache", "BSD", "MIT", "PSF", "Python", "ISC", "MPL", "0BSD", "HPND
 ACCEPTED_BY_NAME = {"psycopg": "LGPL", "psycopg-binary": "LGPL"}
 
 
+EXTRAS = r"(?:\[([^\]]*)\])?"
+
+
 def locked(file: Path) -> dict[str, tuple[str, int]]:
     """Returns version and number of hashes by normal name; refuses a line that pins nothing."""
     pins: dict[str, tuple[str, int]] = {}
     name = ""
     for line in file.read_text().splitlines():
-        if pin := re.match(r"([A-Za-z0-9._-]+)==(\S+)", line):
+        if pin := re.match(rf"([A-Za-z0-9._-]+){EXTRAS}==(\S+)", line):
             name = normal(pin[1])
-            pins[name] = (pin[2], 0)
+            pins[name] = (pin[3], 0)
         elif "--hash=sha256:" in line:
             pins[name] = (pins[name][0], pins[name][1] + 1)
         elif line.strip() and not line.lstrip().startswith("#"):
@@ -46,6 +49,26 @@ def licence(distribution: Distribution) -> str:
     return " ".join([metadata.get("License-Expression") or "", first_line, *classifiers]).strip()
 
 
+def extras_not_locked(file: Path) -> list[str]:
+    """Returns a line for each extra that is needed and that the lock does not name.
+
+    Without the extra, releases of pip before 23.3 look for the newest release, which has no hash.
+    """
+    pins = re.findall(rf"^([A-Za-z0-9._-]+){EXTRAS}==", file.read_text(), re.M)
+    named = {(normal(name), normal(e.strip())) for name, extras in pins for e in extras.split(",")}
+    pinned = {name for name, _ in named}
+    needs = [need for d in distributions() for need in d.requires or [] if "extra ==" not in need]
+    asked = (re.match(rf"([A-Za-z0-9._-]+)\s*{EXTRAS}", need) for need in needs)
+    wanted = {
+        (normal(a[1]), normal(e.strip())) for a in asked if a and a[2] for e in a[2].split(",")
+    }
+    return [
+        f"{name}[{extra}]: needed, and locked without the extra"
+        for name, extra in sorted(wanted - named)
+        if name in pinned
+    ]
+
+
 def faults() -> list[str]:
     """Returns the faults, one line each."""
     runtime, everything = (locked(ROOT / f"requirements{x}.lock") for x in ("", "-dev"))
@@ -63,6 +86,7 @@ def faults() -> list[str]:
         origin = distribution.read_text("direct_url.json")
         if origin:
             lines.append(f"{name}: installed from {json.loads(origin).get('url')}")
+    lines += extras_not_locked(ROOT / "requirements-dev.lock")
     for name in runtime.keys() & installed.keys():
         stated = licence(installed[name])
         accepted = ACCEPTED | {ACCEPTED_BY_NAME.get(name, "MIT")}
