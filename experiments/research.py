@@ -25,8 +25,7 @@ from riffle.common.process.plugins import is_file_reference, unknown_name
 from riffle.common.process.tables import csv_text
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind, Line
-from riffle.experiments.figures.draw import canvas_of
-from riffle.experiments.figures.series import Series, gather
+from riffle.experiments.figures.draw import Series, canvas_of, gather
 from riffle.experiments.figures.write import seed_rows, table, write
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset, label_of

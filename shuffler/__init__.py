@@ -8,7 +8,7 @@ sum and the permuted keys of the reports.
 
 The path of a report:
 
-    node -> app.upload -> caching (node and batch) -> core.Shuffler.upload
+    node -> app.upload -> core.Admission (node and batch) -> core.Shuffler.upload
          -> core._open_reports (outer seals, key from store.vault)
          -> store.committer -> store.leasing.store_reports (rules decide; one transaction: rows of
             store.lease_rows, users and report_rows, encrypted by store.vault; the seal)

@@ -10,18 +10,19 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar, cast
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol import wire
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.common.protocol.hpke import open_each
 from riffle.common.protocol.verification import read_pins
-from riffle.common.server.database import listen, writer
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head, listen, writer
 from riffle.common.server.limits import CallerLimits, RateLimit
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
-from riffle.shuffler.caching import Admission
 from riffle.shuffler.lifecycle import BatchLifecycle
 from riffle.shuffler.metrics import (
     MAX_RECORDS,
@@ -267,3 +268,46 @@ def preflight(settings: Settings) -> None:
         raise not_usable("written", error) from error
     finally:
         engine.dispose()
+
+
+T = TypeVar("T")
+
+CACHE_SECONDS = 10.0
+MAX_ENTRIES = 4_096
+
+
+class Admission:
+    """Caches nodes by token and batches by id.
+
+    It keeps at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS` or until ``changes`` signals a
+    change. ``clock`` returns seconds.
+    """
+
+    def __init__(
+        self, store: Store, changes: ChangeSignal, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._changes = changes
+        self._clock = clock
+        self._entries: dict[str, tuple[Any, int, float]] = {}
+
+    async def node(self, token: str) -> str:
+        """Returns the node id of a token, or raises RemoteError ``unauthorized``."""
+        return await self._cached(hash_token(token), users.authenticate, token)
+
+    async def batch(self, batch_id: str) -> batch_rows.Batch:
+        """Returns the batch of an upload, or raises RemoteError ``unknown-batch``.
+
+        Its counts may be a few uploads old; its keys and sizes never change.
+        """
+        return await self._cached(batch_id, batch_rows.find, batch_id)
+
+    async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
+        version, now = self._changes.version, self._clock()  # a change during the read is newer
+        answer, version_read, time_read = self._entries.get(key, (None, None, 0.0))
+        if version != version_read or now >= time_read + CACHE_SECONDS:
+            answer = await self._store.read(query, argument)
+            if len(self._entries) >= MAX_ENTRIES:
+                self._entries.clear()
+            self._entries[key] = (answer, version, now)
+        return cast("T", answer)

@@ -11,7 +11,7 @@ from riffle.common.process.endpoint import is_loopback
 from riffle.common.protocol.descriptor import MAX_EPOCH_SECONDS
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.at_rest import StorageCipher
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ServerSettings(RoleSettings):
         return hex32(variable, self.storage_cipher().open(data, "signing key"))
 
     def head(self, name: str, meta: Table) -> Head:
-        """Returns the head of this service's store (see `common.server.head`)."""
+        """Returns the head of this service's store (see `common.server.database.Head`)."""
         folder, variable = self.head_dir or self.signing_key_file.parent, "ACCEPT_OLDER_STORE"
         return Head(folder, name, meta, f"{self.prefix()}{variable}", self.accept_older_store)
 

@@ -8,14 +8,20 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
 P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to x-dagger,
 the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so it needs no row.
 r has shape (H, X, A). `...` stands for leading batch dimensions.
+
+`compiled` compiles loops of learners that plan in every episode with numba. Without numba, plain
+Python runs the same code. numba's cache on disk notices changes only in the file that holds a
+function. So a compiled function uses only compiled functions and constants of its own file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from riffle.coordinator.learning.learner import FloatArray, PolicyArray
 
@@ -72,3 +78,17 @@ def occupancy(P: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
         d[..., h, :, :] = state[..., None] * taken[..., h, :, :]
         state = d[..., h, :, :].reshape(*state.shape[:-1], X * A) @ P[h].reshape(X * A, X)
     return d
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def compiled(function: Function) -> Function:
+    """Compiles a function for this machine, without reordering its arithmetic; caches on disk."""
+    try:
+        from numba import njit  # noqa: PLC0415  (an optional dependency)
+    except ImportError:
+        return function
+    return cast(Function, njit(cache=True, error_model="numpy")(function))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from riffle.coordinator.learning.compiled import Floats, Ints, compiled
+from riffle.coordinator.learning.planning import Floats, Ints, compiled
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
 NONE, LAPLACE, GAUSSIAN = 0, 1, 2

@@ -17,8 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.database import is_shared, writer
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head, is_shared, writer
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.counts import FALSE_ALARM
 from riffle.coordinator.learning.true_values import TrueRow

@@ -21,8 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from riffle.common.process.tracing import span
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.database import listen, notify
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head, listen, notify
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue
 from riffle.coordinator.metrics import JOURNAL

@@ -29,8 +29,7 @@ import uvloop
 from riffle.common.process.endpoint import server_verification
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.errors import LocalError
-from riffle.deploy.load.fleet import Fleet, load_node
-from riffle.deploy.load.tally import Tally, merge
+from riffle.deploy.load.fleet import Fleet, Tally, load_node, merge
 from riffle.deploy.network.processes import Usage, busy_by_core, read_usage, record_signals
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Credential, Settings

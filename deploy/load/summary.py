@@ -53,7 +53,7 @@ class Evidence:
     """The measurements that decide the verdict.
 
     ``due`` and ``prompt``: reports due, and reports accepted promptly. ``filled``: batches that
-    filled. ``stages``: seconds of the reports' time by stage (`tally.STAGES`). Five demands
+    filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five demands
     (`Usage.demand`): ``loops`` of the busiest generator process, ``sealing`` and ``opening`` of an
     average process of their pools, ``shuffler`` and ``coordinator`` of the services (None if they
     run elsewhere). ``refused``: answers 429. ``busy``: the busy share of all processors' time.

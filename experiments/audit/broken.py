@@ -33,8 +33,7 @@ from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.parameters import Noise
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.mechanism.shuffle_model import count
-from riffle.experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, judge
-from riffle.experiments.audit.evidence import FloatArray, Scores
+from riffle.experiments.audit.attack import CERTAIN, TUNING_SHARE, Attack, FloatArray, Scores, judge
 from riffle.experiments.audit.pipeline import reports
 from riffle.experiments.audit.world import Setting, World
 

@@ -30,7 +30,7 @@ from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.mechanism.randomness import Randomness
 from riffle.common.mechanism.shuffle_model import draw_noise
 from riffle.common.protocol.wire import frame
-from riffle.experiments.audit.evidence import FloatArray
+from riffle.experiments.audit.attack import FloatArray
 from riffle.experiments.audit.world import (
     ConstantEnvironment,
     Setting,

@@ -20,8 +20,7 @@ from typing import Any
 from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Figure, figures
-from riffle.experiments.figures.draw import X_LABELS, draw
-from riffle.experiments.figures.series import Point, Series, gather
+from riffle.experiments.figures.draw import X_LABELS, Point, Series, draw, gather
 from riffle.experiments.presets import label_of
 from riffle.experiments.regret import METHOD
 from riffle.experiments.sweep import Backend, Job, Row, Rows, Run, code_digest, sweep

@@ -15,8 +15,7 @@ from riffle.common.protocol.descriptor import Context, Epoch, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.common.protocol.hpke import LABEL_REPORT, OVERHEAD
 from riffle.common.protocol.wire import DECLINE_SECONDS, BatchState, BatchStatus, OpenBatch
-from riffle.common.server.database import notify
-from riffle.common.server.head import read_number, write_number
+from riffle.common.server.database import notify, read_number, write_number
 from riffle.shuffler.rules import coarse_slots
 from riffle.shuffler.states import TRANSITIONS, Event, after
 from riffle.shuffler.store.lease_rows import (

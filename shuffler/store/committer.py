@@ -22,8 +22,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from riffle.common.process.tracing import in_span
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import is_shared, writer
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head, is_shared, writer
 from riffle.shuffler.store.schema import not_usable, open_store
 
 P = ParamSpec("P")

@@ -37,7 +37,7 @@ from riffle.common.protocol.wire import (
     MessageFlow,
 )
 from riffle.common.server.at_rest import StorageCipher
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head
 from riffle.coordinator.batches.analyzer import Analyzer
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.batches.keys import KeyRing

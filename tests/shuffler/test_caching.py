@@ -10,9 +10,9 @@ import pytest
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.wire import EnrolRequest
-from riffle.common.server.head import Head
-from riffle.shuffler import caching
-from riffle.shuffler.caching import CACHE_SECONDS, Admission
+from riffle.common.server.database import Head
+from riffle.shuffler import core
+from riffle.shuffler.core import CACHE_SECONDS, Admission
 from riffle.shuffler.store import users
 from riffle.shuffler.store.committer import Store
 from riffle.shuffler.store.schema import meta
@@ -57,7 +57,7 @@ def test_a_change_while_the_store_is_read_counts() -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caching, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(core, "MAX_ENTRIES", 3)
     world = World()
     for number in range(10):
         assert world.get(str(number)) == world.get(str(number)) == number + 1
@@ -113,7 +113,7 @@ def test_an_upload_after_its_batch_ended_finds_it_over(api: Api) -> None:
 def test_an_upload_to_a_batch_that_ended_without_a_signal_finds_it_over(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caching, "CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr(core, "CACHE_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0), user(1)])
     assert api.outcomes(batch, [(held[0].lease, batch.report())]) == ["accepted"]
@@ -133,7 +133,7 @@ async def no_read(*_: object) -> None:
 def test_requests_of_cached_nodes_read_nothing_before_they_write(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(caching, "CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr(core, "CACHE_SECONDS", 3_600.0)
     batch = api.deposit()
     held = api.leases(batch, [user(0)])[0]
     assert api.outcomes(batch, [(held.lease, batch.report())]) == ["accepted"]

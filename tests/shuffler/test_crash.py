@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head
 from riffle.shuffler.core import preflight, store_head
 from riffle.shuffler.permutation import permute_messages
 from riffle.shuffler.store import batch_rows, report_rows

@@ -123,7 +123,7 @@ def test_a_long_poll_at_one_replica_wakes_at_a_change_at_the_other(api: Api, oth
 def test_a_node_revoked_at_one_is_refused_at_the_other(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.shuffler.caching.CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr("riffle.shuffler.core.CACHE_SECONDS", 3_600.0)
     assert other.call("GET", "/batches", api.token).status_code == 200
     assert api.call("DELETE", f"/nodes/{api.node_id}", OPERATOR_TOKEN).status_code == 204
     assert api.call("GET", "/batches", api.token).status_code == 401
@@ -133,7 +133,7 @@ def test_a_node_revoked_at_one_is_refused_at_the_other(
 def test_a_replica_without_notifications_takes_nothing_of_a_revoked_node(
     api: Api, other: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("riffle.shuffler.caching.CACHE_SECONDS", 3_600.0)
+    monkeypatch.setattr("riffle.shuffler.core.CACHE_SECONDS", 3_600.0)
     version = other.core.changes.version
     batch = api.deposit()
     # The deposit's signal must come first: it would make the other replica drop its cache.
@@ -147,7 +147,7 @@ def test_a_replica_without_notifications_takes_nothing_of_a_revoked_node(
         other.upload(batch, [(held.lease, batch.report())]),
     ):
         assert (answer.status_code, problem(answer)) == (401, "unauthorized")
-    monkeypatch.setattr("riffle.shuffler.caching.CACHE_SECONDS", 0.0)
+    monkeypatch.setattr("riffle.shuffler.core.CACHE_SECONDS", 0.0)
     assert other.call("GET", "/batches", api.token).status_code == 401
 
 

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray
+from riffle.coordinator.learning.planning import Floats, Ints, compiled
 from riffle.coordinator.learning.postprocess import project
 
 MARGIN = 1e-6

@@ -39,8 +39,8 @@ from riffle.coordinator.learning.adversarial.layered import (
     violation,
 )
 from riffle.coordinator.learning.adversarial.omd import Step
-from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.planning import Floats, Ints, compiled
 
 GAP = 1e-7
 MAX_ITERATIONS = 100

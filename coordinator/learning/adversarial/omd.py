@@ -40,8 +40,8 @@ import numpy as np
 
 from riffle.coordinator.learning.adversarial.confidence import Box
 from riffle.coordinator.learning.adversarial.layered import Layers
-from riffle.coordinator.learning.compiled import Floats, Ints, compiled
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
+from riffle.coordinator.learning.planning import Floats, Ints, compiled
 
 TOLERANCE = 1e-7  # largest flow residual, in probability
 LOG_ZERO = -1e5

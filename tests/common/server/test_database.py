@@ -30,13 +30,13 @@ from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import (
     CLAIM_SECONDS,
     IDLE_SECONDS,
+    Head,
     Schema,
     meta_table,
     open_database,
     try_claim,
     writer,
 )
-from riffle.common.server.head import Head
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from tests.postgres import Cluster

@@ -11,8 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import writer
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head, writer
 from riffle.shuffler.store.schema import meta, open_store
 from tests.postgres import programs
 

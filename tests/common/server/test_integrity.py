@@ -29,8 +29,7 @@ from sqlalchemy import (
 )
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import AUTHENTICATED, writer
-from riffle.common.server.head import Head
+from riffle.common.server.database import AUTHENTICATED, Head, writer
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from riffle.shuffler.store.report_rows import stored_reports

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from riffle.common.mechanism.policy import Mixture
 from riffle.common.protocol.errors import LocalError, RemoteError
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head
 from riffle.coordinator.batches.analyzer import OpenedBatch
 from riffle.coordinator.batches.issue import Issue, Issuer
 from riffle.coordinator.batches.ledger import Spend, planned

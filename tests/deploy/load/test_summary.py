@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from riffle.deploy.load.fleet import Tally
 from riffle.deploy.load.generator import Sample
 from riffle.deploy.load.html_page import certainty, headline, next_step, to_html
 from riffle.deploy.load.summary import Summary, capacity, rates, summarize
-from riffle.deploy.load.tally import Tally
 from riffle.deploy.network.processes import Usage
 
 PARAMETERS: dict[str, Any] = {

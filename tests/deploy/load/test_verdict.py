@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from riffle.deploy.load.fleet import STAGES
 from riffle.deploy.load.summary import (
     BUSY,
     MOST_STEPS,
@@ -13,7 +14,6 @@ from riffle.deploy.load.summary import (
     judge,
     next_rate,
 )
-from riffle.deploy.load.tally import STAGES
 
 
 def evidence(stage: str, **changes: object) -> Evidence:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from riffle.experiments.audit.evidence import Bounds, Event, Scores, bound, lower, upper
+from riffle.experiments.audit.attack import Bounds, Event, Scores, bound, lower, upper
 
 ALPHA = 1e-6  # each statistical test fails by chance once in a million runs
 

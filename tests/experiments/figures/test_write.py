@@ -11,8 +11,14 @@ import pytest
 
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind
-from riffle.experiments.figures.draw import caption, draw, legend_label
-from riffle.experiments.figures.series import Series, gather, merge_constants
+from riffle.experiments.figures.draw import (
+    Series,
+    caption,
+    draw,
+    gather,
+    legend_label,
+    merge_constants,
+)
 from riffle.experiments.figures.write import make, table
 from riffle.experiments.study import SeedResult
 from riffle.experiments.sweep import Row, Rows

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, update
 
 from riffle.common.mechanism.sums import add
 from riffle.common.protocol.errors import RemoteError
-from riffle.common.server.head import Head
+from riffle.common.server.database import Head
 from riffle.coordinator.batches import shuffler_client
 from riffle.coordinator.runs.driver import Driver
 from riffle.coordinator.store.records import DeploymentRecord

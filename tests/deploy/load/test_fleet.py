@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from riffle.deploy.load.tally import GROWTH, LEAST_SECONDS, Histogram, Tally, merge
+from riffle.deploy.load.fleet import GROWTH, LEAST_SECONDS, Histogram, Tally, merge
 
 latencies = st.lists(st.floats(1e-6, 100), min_size=1, max_size=60)
 
