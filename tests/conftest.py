@@ -1,15 +1,18 @@
 """Common to all tests."""
 
+import fcntl
 import gc
 import os
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from numba.core.dispatcher import Dispatcher
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -61,6 +64,29 @@ def _paths() -> Iterator[None]:
 def _services_are_forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loopback, "start_service", forked.start_service)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loops_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets one test process compile a loop; the others wait, and load it from numba's cache."""
+    compile_loop, depth, threads = Dispatcher.compile, 0, threading.RLock()
+
+    def compile_in_turn(loop: Dispatcher, signature: str) -> object:
+        nonlocal depth
+        with threads:
+            depth += 1  # a loop compiles the loops that it calls
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            try:
+                return compile_loop(loop, signature)
+            finally:
+                depth -= 1
+                if depth == 0:
+                    fcntl.flock(turn, fcntl.LOCK_UN)
+
+    shared = tmp_path_factory.getbasetemp().parent / "compiling"
+    with shared.open("w") as turn, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Dispatcher, "compile", compile_in_turn)
         yield
 
 
