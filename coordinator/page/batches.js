@@ -38,7 +38,7 @@ export class BatchesCard {
     const known = found.filter((book) => book.balanced !== null);
     const wrong = known.filter((book) => !book.balanced).length;
     const troubles = found.filter((book) => book.trouble);
-    const about = `${many(known.length, "batch", "batches")} checked, ${wrong || "none"} out of balance.`;
+    const about = known.length ? `${many(known.length, "batch", "batches")} checked, ${wrong || "none"} out of balance.` : "No batch could be checked.";
     say(this.sums, troubles.length ? `${about} ${troubles.length} without the shuffler\u2019s record: ${troubles.at(-1).trouble}` : about);
     this.sums.hidden = found.length === 0;
   }

@@ -158,7 +158,7 @@ class StagesCard {
   }
 }
 
-const BEST = " (best so far)";
+const [BEST, SO_FAR] = [" (best)", " (best so far)"];
 
 class PolicyCard {
   constructor(run, view) {
@@ -180,16 +180,17 @@ class PolicyCard {
     this.events = events;
     this.tried.hidden = run.stage > 0;
     const last = events.stages.length - 1;
-    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}${i === last ? BEST : ""}`]).reverse();
+    const mark = run.state === "running" ? SO_FAR : BEST;
+    const stages = events.stages.map((one, i) => [`s${i}`, `stage ${one.stage}${i === last ? mark : ""}`]).reverse();
     const best = events.stages.length ? null : run.value_estimate;
-    const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}${isKnown(best) && one.value === best ? BEST : ""}`]).reverse();
+    const deployed = events.deployments.slice(-40).map((one) => [`d${one.index}`, `deployment ${one.index}${isKnown(best) && one.value === best ? mark : ""}`]).reverse();
     const options = [...stages, ...deployed];
     this.none.hidden = options.length > 0;
     this.shown.hidden = options.length === 0;
     const text = JSON.stringify(options);
     if (text === this.options) return;
     this.options = text;
-    const kept = this.touched ? this.choice.value : (options.find(([, name]) => name.endsWith(BEST)) ?? options[0])?.[0];
+    const kept = this.touched ? this.choice.value : (options.find(([, name]) => name.endsWith(mark)) ?? options[0])?.[0];
     if (!options.length) return;
     this.choice.replaceChildren(...options.map(([value, name]) => h("option", { value }, name)));
     if (options.some(([value]) => value === kept)) this.choice.value = kept;

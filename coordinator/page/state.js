@@ -96,19 +96,20 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   if (radius === null) return { ...found, sure: "Not known: this learner states no error." };
   const verdict = !settled ? "Not sure: with" : doubt ? "In doubt, for the reason below. Otherwise, with" : "Quite sure: with";
   const grade = `${verdict} probability ${number(100 * (1 - run.spec.delta))} %`;
-  if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, listed, cut: run.value_estimate > value, explores: run.state === "running" && !inUse }) };
+  if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, listed, best, explores: run.state === "running" && !inUse }) };
   const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
   return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.` };
 }
 
-/** The answer of a stage, which bounds how far its policy is below the best; `cut`: to the best's true value. */
-function bounded({ value, settled, title }, radius, grade, { began, listed, cut, explores }) {
+/** The answer of a stage, which bounds how far its policy is below the best policy, whose value may be known. */
+function bounded({ value, settled, title }, radius, grade, { began, listed, best, explores }) {
   const [worth, loss] = [number(value, 3), number(radius, 2)];
   const more = explores ? " The run still explores, so the policy may change." : "";
   if (!settled) return { title: `A guess: a policy that may earn up to ${loss} an episode less than the best`, sure: `${grade}, no policy earns over ${loss} more. But that is more than the guess itself seems to earn, ${worth}.${more}` };
-  if (listed) return { title: `A policy within ${loss} an episode of the best`, sure: "Not checked here: its page says." };
-  if (cut) return { title: `${began}: a policy that earns between ${number(value - radius, 3)} and ${worth} an episode`, sure: `${grade}. The best policy earns ${worth}, as the supplied true values say.${more}` };
-  return { title: `${title}, at most ${loss} (${number((100 * radius) / value, 2)}\u00a0%) less than the best`, sure: `${grade}, no policy earns over ${loss} more. The ${worth} is an estimate and may be too high.${more}` };
+  if (listed) return { title: `A policy within ${loss} an episode of the best`, sure: `${grade}, if no report lies and none is missing. Its page checks that.` };
+  const known = `The best policy earns ${number(best, 3)}, as the supplied true values say.`;
+  if (value === best) return { title: `${began}: a policy that earns between ${number(value - radius, 3)} and ${worth} an episode`, sure: `${grade}. ${known}${more}` };
+  return { title: `${title}, at most ${loss} (${number((100 * radius) / value, 2)}\u00a0%) less than the best`, sure: `${grade}, no policy earns over ${loss} more. The ${worth} is an estimate and may be too high. ${best < Infinity ? known : ""}${more}`.trim() };
 }
 
 /** Why a run failed, and what its message asks to check. */

@@ -68,7 +68,7 @@ def headline(summary: Summary) -> str:
     limit, found = summary["verdict"]["limit"], summary.get("capacity")
     rate = f"{found['carried_a_second'] if found else due_a_second(summary):.3g} reports a second"
     if limit == "none":
-        return f"The network carries {'at least ' if found else ''}{rate}. No limit was reached"
+        return f"The network carries at least {rate}. No limit was reached"
     also = " (which other programs used, too)" if limit == "machine" and _others(summary) else ""
     if limit == "generator" or summary["verdict"]["stage"] == "sealing":
         known = (

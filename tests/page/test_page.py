@@ -81,7 +81,7 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     answer, sure, step = rows.first.locator("td").all_inner_texts()[1:]
     assert answer.startswith("A policy" if settled else "A guess: a policy")
     if settled:
-        assert sure == "Not checked here: its page says."
+        assert sure.startswith("Quite sure: with probability 95 %, if no report lies")
     bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
     assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
     assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
