@@ -187,11 +187,12 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
     ``lapses`` has the number of leases that expired without a report, and the times of the first
-    and the last of them. An owner with more than one lapse for every `REPORTS_A_LAPSE` reports
-    waits, so that others can take the slots. The wait begins at the last lapse. Its length is a
-    lease's life plus the time from the first lapse to the last. An owner who never reports waits
-    for 1, 3, 7, ... lives, and so holds slots for an ever smaller part of a batch's life. If the
-    wait were endless, one crash could end a batch that has few owners.
+    and the last of them. An owner must wait if they have more than one lapse for every
+    `REPORTS_A_LAPSE` reports. Meanwhile others can take the slots. The wait begins at the last
+    lapse. Its length is a lease's life plus the time from the first lapse to the last. If an owner
+    never sends a report, the successive waits are 1, 3, 7, ... times a lease's life. So this owner
+    holds slots for an ever smaller part of the batch's life. If the wait were endless, one crash
+    could end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0

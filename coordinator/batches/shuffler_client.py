@@ -102,7 +102,7 @@ class ShufflerClient:
         return (await self._call(request, wire.Deposits)).open
 
     async def conservation(self, batch_id: str) -> wire.Conservation:
-        """Returns the part that a coordinator may see of the shuffler's record of a batch."""
+        """Returns the shuffler's record of a batch, reduced to what a coordinator may see."""
         path = f"/v1/batches/{batch_id}/conservation"
         request = self._client.build_request("GET", path, timeout=RECORD_SECONDS)
         return await self._call(
