@@ -60,7 +60,8 @@ class Settings(ServerSettings):
         default=15,
         ge=1,
         le=30 * 86_400,
-        description="a run states as trouble that its batch showed no progress for this time",
+        description="time without visible progress of a batch, after which its run's trouble "
+        "says so",
     )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(

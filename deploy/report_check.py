@@ -125,7 +125,7 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
 
 
 def _infos(keys: BatchKeys, right: bytes, other: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields the right info, then each info that a mistake would give; each after its mistake."""
+    """Yields the right info, then each info that a mistake would give, with the mistake."""
     digest, data = keys.context.digest, keys.data
     labels = [("", right), (f"the label {other!r}", other), ("no label", b"")]
     labels += [("a label without its final zero byte", right[:-1])]

@@ -81,7 +81,7 @@ class EventDocument(Document):
 
 
 class Charge(Document):
-    """The spend of one report to a batch.
+    """The privacy that one report to a batch spends.
 
     ``coordinator`` is the coordinator's public key, hex. ``event`` is the accountant's input, at
     the owner's dishonest fraction. It is None for seeded noise, which spends everything.
@@ -110,7 +110,8 @@ class Charge(Document):
 
 
 UNCHARGED = Charge()
-"""The charge of every report of an owner without a ledger, who takes no batch with epochs."""
+"""The charge of every report if the owner has no ledger. Such an owner takes no batch with
+epochs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ LONGEST_SLEEP = 60.0
 
 
 RecordedStep = tuple[int, int, int | None]
-"""State, reward bit, next state; None after an early end, also in the steps that are left then."""
+"""A step: state, reward bit, next state (None from an early end on)."""
 
 
 class Row(Document):

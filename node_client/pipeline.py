@@ -44,7 +44,7 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Share of a lease within which the reports of all asked users should be decided."""
+"""Share of a lease within which the shuffler should decide on the reports of all asked users."""
 
 SLOWEST = 0.5
 """Share of a lease that sealing and uploading one report may take."""
@@ -123,7 +123,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns the leases that end late enough: their reports follow all those under way."""
+        """Returns the leases that end late enough for reports that follow all those under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -144,13 +144,13 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns the descriptor's seconds for an episode and a share of the lease's other time."""
+        """Returns an episode's seconds: the descriptor's plus a share of the rest of the lease."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 
     @classmethod
     def of(cls, accepted: AcceptedBatch, charge: Charge = UNCHARGED) -> "Job":
-        """Prepares an accepted batch. ``charge`` is the spend of one report."""
+        """Prepares an accepted batch. ``charge`` is the privacy that one report spends."""
         keys = SealKeys.of(accepted.context, accepted.batch_key)
         return cls(accepted.context.descriptor, keys, charge)
 

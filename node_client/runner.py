@@ -32,7 +32,7 @@ from riffle.node_client.trust import Demands, accept
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
 MOST_DOUBLINGS = 7  # times that the pause doubles while the users file fails, to half a minute
-IDLE_DOUBLINGS = 3  # times that it doubles while no open batch can be served, to two seconds
+IDLE_DOUBLINGS = 3  # times that the pause doubles while no batch can be served, to two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
@@ -88,8 +88,8 @@ class Runner:
     _declined: dict[str, float] = field(default_factory=dict)
     _rehearse_at: float = 0.0
     _away: bool = False
-    _idle_turns: int = 0  # in a row
-    _users_file_failures: int = 0  # in a row
+    _idle_turns: int = 0  # consecutive
+    _users_file_failures: int = 0  # consecutive
 
     def __post_init__(self) -> None:
         self.pipeline.refetch = self._refetch
@@ -214,7 +214,7 @@ class Runner:
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # of the users file; nobody who cannot be marked is asked
+        except LocalError as error:  # of the users file: a user who cannot be marked is not asked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1

@@ -1,4 +1,4 @@
-"""Sealing of reports. It is 99 % of a node's work if reports are messages.
+"""Sealing of reports: 99 % of a node's work if reports consist of messages.
 
 Messages are sealed in a pool of processes. HPKE holds the GIL, so threads do not help. Vectors
 (`common.mechanism.sums`) are masked and sealed in threads. A vector needs only one key agreement,
@@ -84,8 +84,8 @@ def whole_reports(room: int, size: int) -> int:
 def seal_reports(keys: SealKeys, reports: Report) -> bytes:
     """Seals every report (reports, entries) to the batch key; returns them concatenated.
 
-    Before, every message is sealed to the analyzer, or every vector is masked under a fresh key
-    from the CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
+    First, it seals every message to the analyzer, or masks every vector under a fresh key from the
+    CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
     """
     analyzer_key, info, symbols = keys.analyzer_key, keys.message_info, keys.symbols
     if keys.word_bits:

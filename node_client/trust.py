@@ -7,15 +7,15 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - its batch id is the requested one, and is the one that run and deployment give;
 - it names this node's shuffler;
-- it has not expired, and will not stay open for longer than the owner allows; nor may an episode
-  take longer than the owner allows;
+- it has not expired, and will not stay open for longer than the owner allows, and an episode may
+  not take longer than the owner allows;
 - the owner allows its trust model and aggregation, whatever its guarantee is;
 - if it lets a person report once an epoch, the owner allows such short epochs, and its own epoch is
   the present one or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
-- its declared support leaves out no transition that this node's environment declares possible, and
-  it does not declare steps alike that differ here;
+- its declared support has every transition that this node's environment declares possible;
+- if it declares that all steps are alike, this environment does not declare that they differ;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives no

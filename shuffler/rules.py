@@ -3,8 +3,8 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly, has few blanks, and its batch id is the path's, and follows from its run and
-  deployment;
+- it parses strictly and has few blanks;
+- its batch id is that of the path, and follows from its run and deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
 - an episode may take no longer than the operator allows, because a lease lasts as long;

@@ -35,8 +35,9 @@ larger epsilon. But the variance would depend on the data.)
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many
 cells move, it is binomial noise: a discrete form of the Gaussian mechanism with exact accounting
-and exact draws. At epsilon = 1 and beta = 1e-5, the variances of Laplace and binomial noise are 7.8
-and 28.8 for one pair of cells, and 276 and 167 for six pairs.
+and exact draws. At epsilon = 1 and beta = 1e-5, the variance for one pair of cells is 7.8 with
+Laplace noise and 28.8 with binomial noise. For six pairs it is 276 with Laplace noise and 167 with
+binomial noise.
 """
 
 from __future__ import annotations
@@ -284,7 +285,7 @@ def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     """
     check_guarantee(epsilon, beta)
     least = _least_ratio(cells, epsilon, beta)
-    # f = q / (1 + q), rounded up to a multiple of 2^-32: more flips never hide less.
+    # f = q / (1 + q), rounded up to a multiple of 2^-32: more flips hide at least as much.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
     # For beta below `loss_curve.SMALLEST_DELTA`, the bound is loose, and tiny changes of f move it.
     while loss_curve.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:

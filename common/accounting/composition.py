@@ -77,7 +77,8 @@ def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float)
 
     It is the weakest guarantee over all choices of batches; a batch is skipped if another of its
     group dominates it. If more than MOST_CHOICES choices are left, basic composition gives a valid
-    but larger epsilon: the sum of each group's largest epsilon of one batch at beta / len(groups).
+    but larger epsilon: the sum, over all groups, of the largest epsilon that one of the group's
+    batches has at beta / len(groups).
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}

@@ -27,7 +27,8 @@ from fractions import Fraction
 from typing import ClassVar, Literal
 
 Trust = Literal["shuffle", "local", "central"]
-"""The parties that users trust: the shuffler and a share of the users; none; the coordinator."""
+"""The parties that users trust: with ``shuffle``, the shuffler and a share of the users; with
+``local``, none; with ``central``, the coordinator."""
 
 Aggregation = Literal["messages", "sums"]
 """How counts reach the analyzer: as permuted messages, or as one masked sum (module `sums`)."""

@@ -34,7 +34,8 @@ class RoleSettings(BaseSettings):
 
     settings_file: Path | None = Field(
         default=None,
-        description="file of lines NAME=value, its paths from its folder; the environment wins",
+        description="file of lines NAME=value; relative paths start at its folder; environment "
+        "variables override its lines",
     )
 
     @model_validator(mode="before")
@@ -130,7 +131,7 @@ class DemandSettings(RoleSettings):
         ge=1,
         le=10 * 366 * 86_400,
         description="longest time for which a batch may be open; the shuffler erases its reports "
-        "RETENTION_SECONDS later or before, and until then whoever seizes the shuffler can link "
+        "at most RETENTION_SECONDS later; until then, whoever seizes the shuffler can link "
         "messages to their senders",
     )
     max_episode_seconds: int = Field(
@@ -138,7 +139,7 @@ class DemandSettings(RoleSettings):
         ge=0,
         le=MAX_EPISODE_SECONDS,
         description="longest time that a batch may give a person's episode; a slot that is taken "
-        "and not used is free again only after it",
+        "and not used is free again only after this time",
     )
 
 

@@ -13,7 +13,8 @@ from typing import ParamSpec, TypeVar
 SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
 
-# Python's resource tracker inherits this option. It would warn in plain text of a killed worker.
+# Python's resource tracker inherits this option. Without it, the tracker would warn about a killed
+# worker in plain text.
 sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
 
 P = ParamSpec("P")

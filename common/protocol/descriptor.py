@@ -205,7 +205,7 @@ class BatchDescriptor(Document):
     noise_slots: int = Field(ge=0)
     guarantee: GuaranteeDocument
     owner_share: float = Field(
-        default=1.0, gt=0, le=1, description="most slots of one owner's nodes; 1: no limit"
+        default=1.0, gt=0, le=1, description="largest share of one owner's nodes; 1: no limit"
     )
     epoch_seconds: int | None = Field(
         default=None,
@@ -221,7 +221,7 @@ class BatchDescriptor(Document):
         ge=1,
         le=MAX_EPISODE_SECONDS,
         exclude_if=lambda value: value is None,
-        description="how long a person's episode may take; leases last as much longer",
+        description="how long a person's episode may take; leases last longer by this time",
     )
 
     @model_validator(mode="after")

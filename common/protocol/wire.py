@@ -16,7 +16,8 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""The coordinator names at most this many failed messages of a batch; if more fail, a sample."""
+"""The coordinator names at most this many failed messages of a batch. If more fail, it names a
+sample."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"

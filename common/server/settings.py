@@ -43,7 +43,7 @@ class ServerSettings(RoleSettings):
     accept_older_store: int | None = Field(
         default=None,
         ge=1,
-        description="number that the refusal of an older store names: accept that store once",
+        description="accept an older store once: the number that its refusal names",
     )
     metrics_token_hash_file: Path | None = Field(
         default=None, description="SHA-256 of a second token that may read /metrics"
@@ -60,7 +60,10 @@ class ServerSettings(RoleSettings):
         default=2_048, ge=1, description="most connections without a request; then the oldest ends"
     )
     max_strangers: int = Field(
-        default=256, ge=1, description="most of these over TLS whose caller has sent no valid token"
+        default=256,
+        ge=1,
+        description="most connections without a request, over TLS, of callers who have sent no "
+        "valid token",
     )
     epoch_seconds: int | None = Field(
         default=None,

@@ -15,7 +15,8 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
-"""The limits of the operator's token: requests a second and at once. Nobody sends reports here."""
+"""The limits of the operator's token: requests a second, and requests at the same time. Nobody
+sends reports here."""
 
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

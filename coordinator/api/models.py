@@ -51,9 +51,11 @@ class Run(Answer):
     episodes: int = Field(description="episodes counted")
     stage: int
     active: int | None = Field(description="policies still active; null when nobody can count them")
-    value_estimate: float | None = Field(None, description="of the policy learned so far")
+    value_estimate: float | None = Field(None, description="value of the policy learned so far")
     radius: float | None = Field(
-        None, description="loss to the best policy or, by hand, error of the value, at most"
+        None,
+        description="most by which the best policy may be better; by hand, most by which the "
+        "estimate may be wrong",
     )
 
 
@@ -91,7 +93,7 @@ class Deployment(Answer):
     """A deployment as issued. None of these fields changes, so the index serves as ETag."""
 
     index: int
-    step: int = Field(description="number of the learner's deployment; all its issues have it")
+    step: int = Field(description="number of the learner's deployment, the same for all its issues")
     stage: int
     purpose: str
     n: int
@@ -157,7 +159,7 @@ class Spend(Answer):
     epsilon_upper: float
     beta: float
     dishonest_fraction: float = Field(description="gamma, as promised")
-    dishonest_reports: int = Field(description="most dishonest reports under this guarantee")
+    dishonest_reports: int = Field(description="most dishonest reports that the guarantee allows")
     used: bool
     messages: int
     opened: int
@@ -169,8 +171,12 @@ class Spend(Answer):
         None, description="counts are very unlikely from honest reports"
     )
     test: str | None = Field(None, description="name of the test that the counts fail worst")
-    deviation: float | None = Field(None, description="by how many standard deviations")
-    chance: float | None = Field(None, description="bound on its probability if all are honest")
+    deviation: float | None = Field(
+        None, description="standard deviations by which the counts fail that test"
+    )
+    chance: float | None = Field(
+        None, description="bound on the probability of such a deviation if all reports are honest"
+    )
 
 
 class DeploymentDetail(DeploymentProgress):
@@ -277,7 +283,7 @@ class Result(Answer):
     beta: float
     within_budget: bool
     episodes: int = Field(description="episodes counted")
-    episodes_executed: int = Field(description="upper bound; counts batches given up")
+    episodes_executed: int = Field(description="upper bound, batches given up included")
     episodes_planned: int = Field(description="K")
     reports: int = Field(description="reports in all batches that were opened")
     messages_forwarded: int
@@ -290,7 +296,7 @@ class Result(Answer):
 
 
 class History(Answer):
-    """The events of a run so far, from the number after ``after`` on."""
+    """The events of a run so far whose numbers are above ``after``."""
 
     events: list[EventRecord]
 

@@ -15,8 +15,8 @@ batches:
 
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
 visited equally often, batch 1 would visit each `first` sigma times at every step. So the noise sets
-the least batch sizes, and K the number of batches. One factor then stretches all batches to fill
-K.
+the least batch sizes, and K sets the number of batches. Then all sizes are multiplied by one
+factor, so that the batches fill K.
 
 **Counts.** Each batch's counts are projected on the equations of flow and added with weights w_i(h,
 x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of its

@@ -10,8 +10,9 @@ pauses. Once a run has been stopped or has failed, its driver abandons the run's
 sealed. The driver still settles a sealed batch, because the batch's users have already reported.
 
 The shuffler shows a coordinator an open batch's state, its fill in tenths of n, and why nodes
-decline it. Of a batch that is over it shows how many episodes were run at most. It shows no number
-that grows with every report, because such a number would tell when single reports came.
+decline it. Once the batch is over, the shuffler also shows how many episodes were run at most. It
+shows no number that grows with every report, because such a number would tell when single reports
+came.
 """
 
 import asyncio

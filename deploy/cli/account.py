@@ -40,7 +40,8 @@ def account_command(
         accounting.CalibrationName, typer.Option(help="how noise is chosen")
     ] = "exact",
     bits: Annotated[
-        int | None, typer.Option(help="noise bits a user and counter, instead of a calibration")
+        int | None,
+        typer.Option(help="noise bits of each user on each counter, instead of a calibration"),
     ] = None,
     p: Annotated[
         str | None, typer.Option(help="probability that such a bit is 1, for instance 1/256")

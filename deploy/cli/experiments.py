@@ -151,7 +151,8 @@ def audit_command(
     epsilon: Annotated[float, typer.Option(help="claimed epsilon")] = 1.0,
     beta: Annotated[float, typer.Option(help="probability that privacy fails")] = 1e-2,
     trials: Annotated[
-        int | None, typer.Option(help="fresh batches a population; half as many choose thresholds")
+        int | None,
+        typer.Option(help="fresh batches a population; half as many more choose thresholds"),
     ] = None,
     encoding: Annotated[
         Encoding, typer.Option(help="Riffle's encoding, or one of two that do not protect")

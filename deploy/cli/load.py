@@ -194,7 +194,7 @@ def wire_command(
         ),
     ] = 100_000,
     aggregation: Annotated[
-        Aggregation, typer.Option(help="sums: compare a report as a sum with one as messages")
+        Aggregation, typer.Option(help="sums: compare a summed report with one of messages")
     ] = "messages",
     episodes: Annotated[int, typer.Option(min=300, help="with sums: n, reports of a batch")] = 4096,
     states: Annotated[int, typer.Option(min=2, help="with sums: X of RiverSwim")] = 4,
@@ -206,7 +206,7 @@ def wire_command(
 ) -> None:
     """Measure messages a second: through live services, and of the cryptography alone.
 
-    With --aggregation sums, measure how much less processor time a report takes than as messages.
+    With --aggregation sums, measure how much processor time a report saves, compared with messages.
 
     The exit code is 1 if the share of the cryptography's rate, the servers' cost or the speedup
     misses its target.

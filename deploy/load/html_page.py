@@ -17,8 +17,8 @@ from riffle.deploy.load.summary import CARRIED, PROMPT, PROMPT_SECONDS, Summary,
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
 DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
 MOST_ROWS = 20  # rows of a chart's table
-MANY = 100  # due reports a second for which a second's 99th percentile is drawn
-UNSURE = 10.0  # percentage points by which more reports may be prompt at a higher rate
+MANY = 100  # a second's 99th percentile is drawn if so many reports were due in it
+UNSURE = 10.0  # trials disagree if a higher rate has more prompt reports by so many points
 NOISY = 0.1  # share of the processors that other programs use without a warning
 
 NEXT: dict[str, str] = {

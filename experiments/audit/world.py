@@ -46,7 +46,7 @@ SMALLEST = Sizes(X=2, A=1, H=1)
 """The default: eight counters in ``joint``, of which one moves up and one down."""
 
 MOST_EPSILON = 20.0
-"""The largest epsilon to audit: no feasible number of trials distinguishes more from infinity."""
+"""The largest epsilon to audit: no feasible number of trials tells a larger one from infinity."""
 
 OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 """The share of beta for padding, and a margin for rounding, both as in calibration."""

@@ -236,13 +236,13 @@ def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
 def _bandit(
     actions: int = 20, sigma: float = 0.1, seed: int = 0, means: list[float] | None = None
 ) -> Environment:
-    """A bandit; each user's means differ randomly from the arms' (paper 000, section VI)."""
+    """A bandit. Each user's mean rewards differ randomly from the arms' (paper 000, section VI)."""
     arms = global_means(actions, seed) if means is None else np.array(means, np.float64)
     return BanditEnvironment(arms, sigma)
 
 
 def _spectrum(channels: int = 2, horizon: int = 6) -> Environment:
-    """Dynamic spectrum access: which channel to tune to next, while others come and go."""
+    """Dynamic spectrum access: a radio chooses its next channel, while others come and go."""
     return TabularEnvironment(spectrum_access(channels, horizon))
 
 

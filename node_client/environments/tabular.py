@@ -81,7 +81,10 @@ class Declaration:
 
 @runtime_checkable
 class Declared(Protocol):
-    """An environment that declares its structure. If a `Modelled` one does not, its MDP counts."""
+    """An environment that declares its structure.
+
+    An undeclared `Modelled` environment has the declaration of its MDP.
+    """
 
     @property
     def declaration(self) -> Declaration:

@@ -204,7 +204,7 @@ def abandon(connection: sa.Connection, batch_id: str) -> None:
 
 
 def abandon_open(connection: sa.Connection) -> None:
-    """Abandons all open batches of a store that is an older copy: none is released twice."""
+    """Abandons all open batches of a store that is an older copy, so none is released twice."""
     for batch_id in open_ids(connection, 0):
         abandon(connection, batch_id)
 

@@ -181,7 +181,7 @@ class LeaseGroup:
     def supersede(self, index: int) -> None:
         """Bars a lease from reporting, even before it expires, because its user gets another lease.
 
-        Otherwise replicas whose clocks differ could take two leases of one user for live.
+        Otherwise replicas whose clocks differ could both consider a lease of this user to be live.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 

@@ -2,9 +2,9 @@
 
 One row has the reports of an upload, encrypted together.
 
-A batch of sums has one sum, to which the transaction that accepts an upload adds the upload's
-vectors, and the keys E of its reports, stored with their slots. So a batch of any size needs memory
-and disk for a few vectors only, and its hand-over takes no time.
+A batch of sums has one sum, and the keys E of its reports, stored with their slots. The transaction
+that accepts an upload adds the upload's vectors to the sum. So a batch of any size needs memory and
+disk for a few vectors only, and its hand-over takes no time.
 
 One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
 replica, the sum is over exactly the accepted reports. The sum is encrypted under the batch's secret

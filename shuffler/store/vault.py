@@ -171,9 +171,9 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. None of them, nor the
-    key of outer seals or permutation alone, reveals any other. A ``part`` names stored data: the
-    slots of reports that are stored together, or the number of reports in a stored sum.
+    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. No single one of them,
+    nor the key of the outer seals or of the permutation, reveals another. A ``part`` names stored
+    data: the slots of reports that are stored together, or the number of reports in a stored sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:

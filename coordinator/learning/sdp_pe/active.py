@@ -13,7 +13,7 @@ stage B
 and B exact evaluations decide whether a given policy is a member. Each inequality is linear in the
 occupancy measures of its own P_b, but not in those of other models. So a linear program over one
 occupancy measure can state only one stage's constraint exactly (see `lagrangian`). The following
-parts are exact to these degrees:
+parts are exact to different degrees:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses

@@ -1,4 +1,4 @@
-/** One step of an episode as it is kept on the device; of a reward, one random bit. */
+/** One step of an episode as it is kept on the device; one random bit stands for the reward. */
 export interface KeptStep {
   readonly state: number;
   readonly reward: 0 | 1;

@@ -26,7 +26,7 @@ export interface Environment extends Shape {
   step(step: number, state: number, action: number, random: RandomBytes): readonly [number | null, number];
 }
 
-/** Runs one episode under a policy; of each reward one random bit is kept. */
+/** Runs one episode under a policy; keeps only one random bit of each reward. */
 export function play(
   environment: Environment,
   policy: readonly (readonly number[])[],

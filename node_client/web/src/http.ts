@@ -38,7 +38,7 @@ export const OUTSIDE: Outside = {
     }),
 };
 
-/** A fault that may pass; the request is repeated. */
+/** A temporary fault; the request is repeated. */
 class Passing extends Error {
   readonly pause: number;
 

@@ -1,4 +1,4 @@
-/** The public API of riffle-node. What is not exported here is private. */
+/** The public API of riffle-node. Names that are not exported here are private. */
 
 export { Refusal } from "./core/problems.js";
 export { memoryDiary, type Diary, type Participation } from "./diary.js";

@@ -19,7 +19,7 @@ const RETRY_SECONDS = 10;
  * A node inside an app or a page, which drives the episodes of its people itself, at their own pace.
  *
  * A report carries noise and padding only if the person gave up or did not end in time: no missing report shows what
- * somebody did. What must survive a restart is in the diary, before anything leaves the device.
+ * somebody did. The diary has everything that must survive a restart, before anything leaves the device.
  */
 export class Participant {
   readonly #parts: NodeParts;
@@ -205,7 +205,7 @@ export class PersonLease {
 
   /**
    * Records the next step: its state, the reward of the action that `act` named, and the state that followed (null: the
-   * episode ended early). It is in the diary when this returns. Of the reward, one random bit is kept.
+   * episode ended early). It is in the diary when this returns. Only one random bit of the reward is kept.
    */
   async record(state: number, reward: number, next: number | null): Promise<void> {
     const steps = this.#requireOpen();

@@ -92,7 +92,7 @@ class Server {
     if (leases.length > 0) this.parts.tell({ event: "leased", batch: batchId, reports: leases.length });
   }
 
-  /** Returns the leases that end late enough. The others' users have not been asked. */
+  /** Returns the leases that end late enough. The users of the other leases have not been asked. */
   #inTime(batch: AcceptedBatch, leases: readonly Lease[]): Lease[] {
     const each = this.parts.pace.reportSeconds(batch);
     const start = this.parts.now() + (batch.descriptor.episode_seconds ?? 0);

@@ -3,7 +3,7 @@
  * (docs/protocol.md, section 12).
  *
  * Losses stand on a grid. Each loss gives a share of its probability to the grid point above it, so
- * that the result is never below the true epsilon but for rounding (section 12.4).
+ * that the result is never below the true epsilon, except for rounding (section 12.4).
  */
 import { pmf, tail } from "./binomial.js";
 import { convolve } from "./convolution.js";
@@ -22,7 +22,7 @@ export interface BatchEvent {
 
 const MOST_OUTCOMES = 1 << 22;
 const MOST_POINTS = 4000; // in a standard deviation of the sum
-const ROUNDING = 100; // what roundings may add, beside what a cut does
+const ROUNDING = 100; // most mass that roundings may hide, in multiples of a cut
 const BISECTIONS = 60;
 const LARGEST_EPSILON = 500;
 

@@ -3,7 +3,7 @@
 /** Bytes that own their buffer, as WebCrypto wants them. */
 export type Bytes = Uint8Array<ArrayBuffer>;
 
-/** A source of uniformly random bytes. What protects people comes from `crypto.getRandomValues`. */
+/** A source of uniformly random bytes. Draws that protect people use `crypto.getRandomValues`. */
 export type RandomBytes = (size: number) => Bytes;
 
 /** Returns lower-case hexadecimal digits, two for each byte. */

@@ -15,7 +15,7 @@ export async function fileDiary(folder: string): Promise<Diary> {
   await takeLock(lock);
   const path = join(folder, "diary.jsonl");
   const entries = readLines(await readFile(path, "utf8").catch(ifMissing), path);
-  await rewrite(path, entries); // Without lines that later ones replace, nor one that a crash cut short.
+  await rewrite(path, entries); // Leaves out replaced lines, and a line that a crash cut short.
   const file = await open(path, "a", 0o600);
   return {
     entries: () => Promise.resolve([...entries.values()]),
@@ -62,7 +62,7 @@ async function takeLock(lock: string): Promise<void> {
     } catch (error) {
       if ((error as NodeJS.ErrnoException).code !== "EEXIST") throw error;
       if (isAlive(Number(readFileSync(lock, "utf8")))) break;
-      await unlink(lock); // Its process ended without a word.
+      await unlink(lock); // Its process ended without removing the lock.
     }
   }
   throw new Unavailable(`${lock}: another process uses this folder`);
