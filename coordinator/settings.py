@@ -47,7 +47,7 @@ class Settings(ServerSettings):
     )
     max_owner_share: Share = Field(
         default=0.05,
-        description="share of a batch's slots that its descriptor gives one owner's nodes; default "
+        description="largest share of a batch's slots that one owner's nodes may hold; default "
         "with a shuffler on loopback: 1, which is no limit",
     )
     lease_seconds: int = Field(

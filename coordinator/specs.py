@@ -75,7 +75,7 @@ class RunSpec(Document):
     delta: float = Field(default=0.05, gt=0, lt=1)
     dishonest_fraction: float = Field(default=0.05, ge=0, lt=1, description="gamma")
     trust: Trust = Field(
-        default="shuffle", description="who adds the noise; nodes serve what their owners allow"
+        default="shuffle", description="who adds the noise; nodes' owners must allow this model"
     )
     aggregation: Aggregation = Field(
         default="messages",
@@ -109,7 +109,7 @@ class RunSpec(Document):
         default=None,
         ge=0,
         le=MAX_EXACT,
-        description="test entry only: seeds noise; the ledger says infinity",
+        description="test entry only: seeds noise; the ledger records epsilon = infinity",
     )
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 PROTECTION = {
     None: "nobody is protected",
     "central": "a central agent adds noise",
-    "local": "users do",
+    "local": "users add noise",
 }
 SETTINGS: dict[str, type[BaseSettings]] = {
     "Shuffler": ShufflerSettings,
@@ -94,8 +94,8 @@ def learners_page() -> str:
         "Also in the simulator only, `uc-o-reps` and `uob-lbps` of `004` learn from losses that an "
         "adversary fixes beforehand ([figures](figures.md)). Their MDP is `LayeredMDP-v0`, drawn "
         "from each seed, or any environment with a known MDP: `simulate` unrolls it in time, so "
-        "that a state at two steps is two states. For such an environment the losses have the "
-        "means one minus reward, unless `--option adversary=NAME` says otherwise. Other options: "
+        "that a state at two steps is two states. For such an environment the mean of a loss is "
+        "one minus the reward, unless `--option adversary=NAME` says otherwise. Other options: "
         "`privacy`, `scale` (of the confidence set), `eta`, and `estimator` (of `uob-lbps`, "
         "`correct` or `paper`: [corrections](corrections.md)).",
         "For every learner of batches, `--option support=false` and `--option homogeneous=false` "
@@ -106,10 +106,11 @@ def learners_page() -> str:
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",
         _table(("option", *(f"`{name}`" for name in CONSTANTS), "meaning"), _sdp_pe_options()),
         "## Options of batched UCBVI",
-        "`ucbvi-shuffle`. What they do is in `coordinator/learning/ucbvi_shuffle.py`.",
+        "The learner `ucbvi-shuffle` has these options, which "
+        "`coordinator/learning/ucbvi_shuffle.py` explains:",
         _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in shuffled.items())),
         "## Options of UCBVI",
-        "`ucbvi`, `ucbvi-jdp`, `ucbvi-ldp`. " + _paragraph(Bonus, 1),
+        "The learners are `ucbvi`, `ucbvi-jdp` and `ucbvi-ldp`. " + _paragraph(Bonus, 1),
         _table(("option", "default"), ((f"`{n}`", f"`{v}`") for n, v in bonus.items())),
         "## Environments",
         "`--env ID`, `--param NAME=VALUE`. X, A and H follow from the parameters.",
@@ -170,7 +171,7 @@ def rest_page() -> str:
         "`/openapi.json`. Errors are `application/problem+json`; their `type` ends in a stable "
         "name. Every route may also answer "
         + ", ".join(f"`{slug}`" for slug in ANY_CALLER)
-        + ", and every route that takes a token `unauthorized` and `unavailable`.",
+        + ". Every route that takes a token may also answer `unauthorized` and `unavailable`.",
     ]
     for name, app in apps().items():
         document = app.openapi()

@@ -136,7 +136,7 @@ class Settings(configuration.DemandSettings):
         default=0.5,
         gt=0,
         lt=1,
-        description="share of a lease; if an episode takes longer, its report is noise only",
+        description="share of a lease; if an episode takes longer, its report carries noise only",
     )
 
     @model_validator(mode="after")

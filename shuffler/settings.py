@@ -62,7 +62,7 @@ class Settings(ServerSettings, DemandSettings):
         default=30 * 86_400,
         ge=1,
         le=10 * 366 * 86_400,
-        description="time from sealing a batch to erasing it, even if it is not acknowledged",
+        description="longest time from sealing a batch to erasing it, acknowledged or not",
     )
     lease_seconds: int = Field(
         default=120,

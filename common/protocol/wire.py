@@ -43,7 +43,7 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """The answer of ``GET /v1/identity``, to compare with a pinned identity and never to pin."""
+    """The answer of ``GET /v1/identity``: compare it with the pinned identity, but never pin it."""
 
     shuffler_id: Name
     public_key: Hex32
@@ -180,7 +180,9 @@ class Conservation(Document):
         description="frames neither accepted nor replayed, by problem slug; operator only",
     )
     messages: MessageFlow | None = None
-    balanced: bool = Field(description="accepted = held + forwarded + dropped, to the message")
+    balanced: bool = Field(
+        description="whether the messages balance: accepted = held + forwarded + dropped"
+    )
 
 
 class Acknowledgement(Document):

@@ -279,7 +279,7 @@ class Result(Answer):
     policy: Nested | None = Field(description="(H, X) actions")
     value_estimate: float | None
     active: int | None
-    epsilon: float = Field(description="upper bound of any user's spend")
+    epsilon: float = Field(description="upper bound on what any user spent")
     beta: float
     within_budget: bool
     episodes: int = Field(description="episodes counted")

@@ -80,7 +80,7 @@ def enrol_command(
     users: Annotated[int, whole("people whom each node may serve, ever")],
     folder: NetworkFolder = SECRETS,
     shuffler_url: ShufflerUrl = None,
-    nodes: Annotated[int, typer.Option(min=1, help="valid nodes that the owner then has")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="valid nodes that the owner has then")] = 1,
     owners: Annotated[
         int, typer.Option(min=1, help="simulate this many owners, named OWNER-1, OWNER-2, ...")
     ] = 1,

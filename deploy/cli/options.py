@@ -132,7 +132,8 @@ class RunOptions:
     option: Annotated[
         list[str] | None,
         typer.Option(
-            help="constant of the learner, NAME=VALUE; support= and homogeneous= are declarations"
+            help="constant of the learner, NAME=VALUE; support= and homogeneous= change what the "
+            "environment declares"
         ),
     ] = None
     batch_seconds: Annotated[
