@@ -42,7 +42,8 @@ LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS = "blanks in its JSON"
-"""No library writes these. A client that writes such a descriptor again gets another digest."""
+"""No JSON library writes such blanks. A client that writes the descriptor again gets another
+digest."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}

@@ -39,8 +39,8 @@ class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
     ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner. In
-    simulations, learner and environment may also be Python objects: ``own_learner`` is a class,
-    ``own_environment`` an environment or a function or class that makes one.
+    simulations, learner and environment may also be Python objects: ``own_learner`` is a class, and
+    ``own_environment`` is an environment, or a function or class that makes one.
     """
 
     spec: RunSpec

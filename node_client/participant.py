@@ -245,8 +245,8 @@ class Participant(AsyncExitStack):
         Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
         cannot be used, ``user-unavailable`` if the user was asked before or the report would pass
         the user's lifetime limit, ``late`` if the episode is over, ``invalid-spec`` if the id is
-        not 1 to 200 characters with single blanks only inside, and RemoteError if the shuffler
-        refuses the user or the node.
+        empty, has over 200 characters, or has blanks other than single ones inside, and RemoteError
+        if the shuffler refuses the user or the node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):

@@ -20,7 +20,7 @@ RECHECK_SECONDS = 1.0
 silently, and notifications of other replicas may be lost."""
 
 IDLE_RECHECK_SECONDS = 5.0
-"""Seconds until other waiters check again; the check also ends a batch that has expired."""
+"""Seconds until all other waiters check again. Their check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
 """Most checks a second of all waiters together. If there are many, each checks less often."""

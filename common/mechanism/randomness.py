@@ -10,8 +10,8 @@ counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 
 inversion. Let F(j) = Pr[at most j ones], and let U be uniform in [0, 1), an endless string of
 random bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of
 U give an interval that contains U. They decide the number unless some F(j) lies in this interval.
-In that case, one of hundreds of draws, `draw_counts` reads further bits. All comparisons are
-between integers, because F(j) times 2^(l * bits) is an integer. So nothing is rounded, and no
+Then `draw_counts` reads further bits, which happens in one of some hundred draws. All comparisons
+are between integers, because F(j) times 2^(l * bits) is an integer. So nothing is rounded, and no
 accountant has to trust a rounding.
 
 These integers grow with ``bits``, so a counter's noise is drawn as the sum of blocks of at most

@@ -105,8 +105,8 @@ def check_guarantee(
     """Refuses a descriptor if its noise gives less than ``required`` or less than it promises.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
-    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots, or, quoting
-    both epsilons, if the epsilon_upper exceeds the required or the promised epsilon.
+    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises it,
+    too, and quotes both epsilons, if epsilon_upper exceeds the required or the promised epsilon.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(

@@ -57,8 +57,8 @@ Constant = str | int | float | bool
 class OwnLearner(ABC):
     """Base class of learners; a subclass defines `next_deployment` and extends `observe`.
 
-    ``left`` counts the episodes not yet observed, and ``batches`` the batches observed; ``policy``
-    (H, X) and ``value`` are the answer so far. Every result records the ``constants``.
+    ``left`` counts the episodes not yet observed, and ``batches`` counts the observed batches;
+    ``policy`` (H, X) and ``value`` are the answer so far. Every result records the ``constants``.
     """
 
     def __init__(self, problem: Problem, **constants: Constant) -> None:

@@ -114,10 +114,10 @@ class StageResult:
     active_before and active_after are the numbers of active policies; policies that differ only in
     impossible start states count as one. They are None if an implicit active set cannot be counted.
     decisions_eliminated is the number of (h, x, a) that no active policy takes any more. radius is
-    the elimination threshold in units of value, best_value the largest estimated value in the
-    active set. E is the precision of the stage's fine counts, infrequent the share of tuples (h, x,
-    a, x') in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one (Eq.
-    4).
+    the elimination threshold in units of value. best_value is the largest estimated value in the
+    active set. E is the precision of the stage's fine counts. infrequent is the share of tuples (h,
+    x, a, x') in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one
+    (Eq. 4).
     """
 
     stage: int
@@ -183,8 +183,8 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `variance` is the variance of the noise on each counter, `term` the largest size of a term of
-    this noise.
+    `variance` is the variance of the noise on each counter, and `term` is the largest size of a
+    term of this noise.
 
     Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """

@@ -238,7 +238,7 @@ def evaluate(
 def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
     """Projects a row of n successors on its box. Writes p, ln p and p on free cells to `p` (3, W).
 
-    `logs` (2, W) are the logarithms of the bounds, `after` (W,) the dual values v(x').
+    `logs` (2, W) are the logarithms of the bounds, and `after` (W,) has the dual values v(x').
     """
     last = last_break(n, logs, after)
     rest, mass, shift = 1.0, 0.0, -ABSENT

@@ -23,9 +23,9 @@ class Constants:
         raises the factor of growth until they use the exploring episodes exactly.
     growth: with `fill`, the least factor from one stage's length to the next.
     first_stage: L_1; 0 derives it from `visits_per_noise`.
-    visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a), in
-        units of the standard deviation of a crude counter's noise (or of one count, if that is
-        larger). So noise, not K, sets the size of the first batches.
+    visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a). The
+        unit is the standard deviation of a crude counter's noise, or of one count if that is
+        larger. So noise, not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
@@ -60,8 +60,8 @@ class Constants:
         enumerates them while there are at most 2^24 (see `active`). It changes no guarantee.
     radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 with C = `radius_scale`. `bootstrap` is `radius_scale` times a
-        quantile, at level 1 - delta / B for B stages, of the gap by which the best policy seems
-        worse than another under resampled counts (see `estimation`).
+        quantile of a gap: of how much worse than another the best policy seems under resampled
+        counts (see `estimation`). The level of the quantile is 1 - delta / B for B stages.
     """
 
     name: str = "paper"

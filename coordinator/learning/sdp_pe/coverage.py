@@ -7,9 +7,9 @@ its visit probability under the crude model, and Z the tuples that some active p
 
 By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the problem is the
 same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation: first,
-updates w_i <- w_i g_pi(i) / |Z|, each of which increases this sum, set the weights of a set of
-policies (atoms). Then the linear step adds the best active policy for the reward 1 / d_pi to the
-atoms. The method stops on the certificate
+updates w_i <- w_i g_pi(i) / |Z| set the weights of a set of policies (atoms). Each update increases
+the sum. Then the linear step adds the best active policy for the reward 1 / d_pi to the atoms. The
+method stops on the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
