@@ -70,8 +70,8 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 class AdversarialResult:
     """A finished run: checkpoints ``episodes`` (C,), the ``regret`` (C,) there, time, constants.
 
-    uniform_regret is the regret at K of choosing every action at random. A learner whose regret is
-    not lower has learned nothing.
+    `uniform_regret` is the regret at K of choosing every action at random. A learner whose regret
+    is not lower has learned nothing.
     """
 
     episodes: FloatArray

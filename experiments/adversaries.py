@@ -36,10 +36,10 @@ PHASES = 4
 class Case:
     """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records its fields.
 
-    The algorithm `uniform` plays actions at random. scale multiplies beta of Eq. 3.1 (the paper has
-    1). If eta is None, the run uses the theorem's. estimator is UOB-LBPS's form of Eq. 4.1. widths
-    and actions are for LayeredMDP-v0, parameters for any other environment. own is an environment
-    that is a Python object.
+    The algorithm `uniform` plays actions at random. `scale` multiplies beta of Eq. 3.1 (the paper
+    has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of Eq. 4.1
+    that UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are for any
+    other environment. `own` is an environment that is a Python object.
 
     Raises:
         LocalError: ``invalid-spec``: a name is unknown or a number out of range.

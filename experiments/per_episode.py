@@ -53,10 +53,10 @@ Constant = str | int | float | bool
 class Result:
     """A finished run.
 
-    episodes (c,) are the checkpoints, and cumulative (c,) is the pseudo-regret there. switches
-    counts changes of the deployed policy. policy (H, X) is the last deployed policy. constants
-    holds every constant that the run used. seconds is process time; it includes compilation if the
-    loops were not yet compiled.
+    `episodes` (c,) are the checkpoints, and `cumulative` (c,) is the pseudo-regret there.
+    `switches` counts changes of the deployed policy. `policy` (H, X) is the last deployed policy.
+    `constants` holds every constant that the run used. `seconds` is process time; it includes
+    compilation if the loops were not yet compiled.
     """
 
     learner: str

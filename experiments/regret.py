@@ -44,7 +44,7 @@ def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
 class Regret:
     """Cumulative pseudo-regret after each deployment, against cumulative episodes.
 
-    episodes (D,), cumulative (D,); switches counts changes of the deployed mixture.
+    `episodes` (D,), `cumulative` (D,); `switches` counts changes of the deployed mixture.
     """
 
     episodes: FloatArray

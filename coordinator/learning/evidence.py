@@ -37,10 +37,10 @@ Weights = Sequence[FloatArray]
 class Evidence:
     """Unbiased counts of one batch, or of several batches that each count one layer.
 
-    For Hs counted steps, transitions are (..., Hs, X, A, X), visits and rewards (..., Hs, X, A).
-    rewards is None if they were not counted. n is the number of episodes counted at each step. The
-    variances are those of the noise on the entries. possible (Hs, X, A, X) is the support. mixtures
-    has the deployed mixture of all steps, or one for each step.
+    For Hs counted steps, `transitions` are (..., Hs, X, A, X), `visits` and `rewards` (..., Hs, X,
+    A). `rewards` is None if they were not counted. `n` is the number of episodes counted at each
+    step. The variances are those of the noise on the entries. `possible` (Hs, X, A, X) is the
+    support. `mixtures` has the deployed mixture of all steps, or one for each step.
     """
 
     n: float

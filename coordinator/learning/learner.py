@@ -48,8 +48,8 @@ It is known before the batch runs, so a learner uses it to choose n and to compu
 class Problem:
     """Everything that a learner knows about its run and the environment.
 
-    d1 (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
-    guarantee of one user. delta is the probability that the confidence statements fail. `support`
+    `d1` (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
+    guarantee of one user. `delta` is the probability that the confidence statements fail. `support`
     and `homogeneous` are the environment's declaration: its possible transitions, and whether all
     steps are alike. `seed` keys the learner's own draws (parametric bootstrap), which are
     post-processing and protect nobody.
@@ -87,13 +87,13 @@ class Deployment:
 class BatchCounts:
     """Unbiased private counts of one batch, before post-processing.
 
-    transitions are (Hs, X, A, X), visits (Hs, X, A) and rewards (Hs, X, A) or None if not counted.
-    Hs is H if the batch counts all layers, and 1 if it counts one. The variances of the noise on
-    the entries have the same shapes. Outside the support, entries and variances are 0. With the
-    families `lean` and `joint`, visits have no counters: they are sums of counts over x' (and r).
-    So visits and transitions agree exactly, and share their noise. `term` is the b of Bernstein's
-    inequality, the largest size of one term of the noise. It is the same for all entries
-    (`common.mechanism.parameters.BatchNoise`).
+    `transitions` are (Hs, X, A, X), `visits` (Hs, X, A) and `rewards` (Hs, X, A) or None if not
+    counted. Hs is H if the batch counts all layers, and 1 if it counts one. The variances of the
+    noise on the entries have the same shapes. Outside the support, entries and variances are 0.
+    With the families `lean` and `joint`, `visits` have no counters: they are sums of counts over x'
+    (and r). So visits and transitions agree exactly, and share their noise. `term` is the b of
+    Bernstein's inequality, the largest size of one term of the noise. It is the same for all
+    entries (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -111,13 +111,13 @@ class BatchCounts:
 class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
-    active_before and active_after are the numbers of active policies; policies that differ only in
-    impossible start states count as one. They are None if an implicit active set cannot be counted.
-    decisions_eliminated is the number of (h, x, a) that no active policy takes any more. radius is
-    the elimination threshold in units of value. best_value is the largest estimated value in the
-    active set. E is the precision of the stage's fine counts. infrequent is the share of tuples (h,
-    x, a, x') in W. coverage_gap is the certificate sup_mu sum d_mu/d_pi over its bound, minus one
-    (Eq. 4).
+    `active_before` and `active_after` are the numbers of active policies; policies that differ only
+    in impossible start states count as one. They are None if an implicit active set cannot be
+    counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any more.
+    `radius` is the elimination threshold in units of value. `best_value` is the largest estimated
+    value in the active set. `E` is the precision of the stage's fine counts. `infrequent` is the
+    share of tuples (h, x, a, x') in W. `coverage_gap` is the certificate sup_mu sum d_mu/d_pi over
+    its bound, minus one (Eq. 4).
     """
 
     stage: int

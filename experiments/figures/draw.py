@@ -69,7 +69,7 @@ class Point:
 class Series:
     """A curve: x (c,), the band of regret at x, its points, and the constants that they used.
 
-    x and band are empty if nothing could be computed.
+    `x` and `band` are empty if nothing could be computed.
     """
 
     line: Line

@@ -58,10 +58,10 @@ TINY = 1e-300
 class Step:
     """q_{k+1} in Delta(P_{k+1}), (H, W, A, W), and its certificate.
 
-    policy (H, W, A) and transitions (H, W, A, W) are induced by q. log_q is the logarithm of q,
-    finite even if q underflows (-inf on padding). residual is the largest violation of flow before
-    the answer was made feasible. gap bounds how far the objective is from its optimum. v has the
-    dual values from which the next step starts (empty if the method has none).
+    `policy` (H, W, A) and `transitions` (H, W, A, W) are induced by q. `log_q` is the logarithm of
+    q, finite even if q underflows (-inf on padding). `residual` is the largest violation of flow
+    before the answer was made feasible. `gap` bounds how far the objective is from its optimum. `v`
+    has the dual values from which the next step starts (empty if the method has none).
     """
 
     q: FloatArray

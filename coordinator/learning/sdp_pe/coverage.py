@@ -39,8 +39,9 @@ MOST_ATOMS = 512
 class Design:
     """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
 
-    visits (H, X, A) is the mixture's visitation under the model. reached (H, X, A) is Z. gap is
-    sup_mu g_pi(mu) / |Z| - 1 (zero at the optimum), or an upper bound. iterations counts steps.
+    `visits` (H, X, A) is the mixture's visitation under the model. `reached` (H, X, A) is Z. `gap`
+    is sup_mu g_pi(mu) / |Z| - 1 (zero at the optimum), or an upper bound. `iterations` counts
+    steps.
     """
 
     policies: PolicyArray
