@@ -14,7 +14,8 @@ rewards). A row is as private as the app's own data about this person.
 
 If a user gives up or does not report in time, the report carries only noise and padding. So no
 missing report shows what a person did. If an app is gone for good, its slots go to others when
-their leases end. Then its users' noise is missing, and nothing else about these users is known.
+their leases end. Then its users' noise is missing, but nothing else about these users becomes
+known.
 
 If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
 charge stays even if the user gives up. Whether a report holds an episode is as private as the

@@ -9,7 +9,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - it has not expired, and expires within the time that the operator allows;
 - an episode may take no longer than the operator allows, because a lease lasts as long;
 - the operator allows its trust model and its aggregation;
-- its epochs are the operator's, and its own epoch is the present one or the next;
+- its epochs are as long as the operator's, and its own epoch is the present one or the next;
 - n is at least the operator's smallest, and neither hand-over nor report is too large;
 - it asks for seeded noise only if the operator allows that for tests (``TEST_ENTRY``);
 - it lets one owner's nodes hold no more slots than the operator allows;

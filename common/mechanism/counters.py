@@ -17,8 +17,8 @@ dummy is the index after the last counter.
 The environment's owner may declare a support: the possible transitions. Then only transitions,
 visits and rewards that the support allows have counters, in the same order. The support is public
 and must never come from people's episodes. An episode outside the support has no encoding: its
-report has noise only, as after a failed episode. So an episode moves at most as many cells as
-without a support, and the guarantee holds for a false declaration, too.
+report has noise only, as after a failed episode. So a support never lets an episode move more
+cells, and the guarantee holds even if the declaration is false.
 """
 
 import math

@@ -40,7 +40,7 @@ def encode(
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
     ``episode`` is None if the environment failed. All bits are then 0 before the flips. They differ
-    from any episode's bits in at most as many places as the bits of two episodes may.
+    from an episode's bits in no more places than another episode's bits may.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:

@@ -10,8 +10,8 @@ database. If a process is killed between commit and write, the database is ahead
 next start accepts this database and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. So several
-processes may share the folder without a lock. If a process has a folder of its own, that folder
-lacks only changes that other processes made since this process's last start or change.
+processes may share the folder without a lock. If a process has its own folder, the folder lacks
+only the changes that other processes made after this process last started or changed the database.
 """
 
 import os

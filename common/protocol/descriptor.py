@@ -124,7 +124,7 @@ KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
 class NoiseDocument(Document):
     """Noise as a document: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
 
-    For `Flips` and `Laplace`, bits is 1 and p_numerator / 2**32 is f or q.
+    For `Flips` and `Laplace`, bits is 1; p_numerator / 2**32 is f (`Flips`) or q (`Laplace`).
     """
 
     kind: NoiseKind = "bernoulli"

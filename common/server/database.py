@@ -2,7 +2,7 @@
 
 SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both:
 
-- A commit returns only once its data is on disk, and the service answers nobody before.
+- A commit returns only once its data is on disk, and the service answers nobody before that.
 - Writing transactions run one after another. Each takes the store's single writing lock when it
   begins. So whatever a transaction has checked stays true until it commits, on any replica, and no
   two writers can deadlock. Group commits (`shuffler.store.committer`) share the cost of the lock

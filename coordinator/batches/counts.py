@@ -28,11 +28,11 @@ deviation from each equation:
 - rewards: 0 <= R(x, a) <= N(x, a).
 
 Take a deviation r that has variance V and is a sum of terms of size at most b. Bernstein's
-inequality bounds the probability of at least r by 2 exp(-r^2 / (2 V + 2 b r / 3)), whatever the
-population. A union bound over all tests of the batch gives `CountCheck.chance`. This bound needs
-only the noise's variance and largest term. So it holds for every environment that has the declared
-start, every choice of families, one layer or all, and every trust model. The tests find neither
-lies that are whole episodes nor lies below the noise (docs/security.md gives numbers).
+inequality bounds the probability of a deviation of at least r by 2 exp(-r^2 / (2 V + 2 b r / 3)),
+whatever the population. A union bound over all tests of the batch gives `CountCheck.chance`. This
+bound needs only the noise's variance and largest term. So it holds for every environment that has
+the declared start, every choice of families, one layer or all, and every trust model. The tests
+find neither lies that are whole episodes nor lies below the noise (docs/security.md gives numbers).
 """
 
 import math

@@ -73,7 +73,7 @@ class Driver:
 
     ``clock`` returns seconds since 1970. If a batch makes no visible progress for
     ``stall_seconds``, the run's trouble says so. ``running`` says whether the run was running at
-    this driver's last turn, and ``trouble`` why it could not go on.
+    this driver's last turn, and ``trouble`` says why it could not go on.
     """
 
     lease: RunLease

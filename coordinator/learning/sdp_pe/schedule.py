@@ -3,8 +3,8 @@
 Stage b of Algorithm 1 of 000 runs 3 L_b episodes: H crude batches that share L_b, and a fine batch
 of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 their share is one
 half, so for 003 `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first
-stage has crude batches. L_b / H is rarely a whole number, and below one in the first stages. So
-batches are rounded:
+stage has crude batches. L_b / H is rarely a whole number, and it is below one in the first stages.
+So batches are rounded:
 
 - the crude episodes are spread as evenly as possible: the first layers may take one more;
 - a crude or fine batch below `smallest_n` is rounded up to it (the stage then exceeds 3 L_b);
