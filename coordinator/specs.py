@@ -50,7 +50,7 @@ class RunSpec(Document):
     """A run: its learner, its environment's sizes, its episodes and its guarantee."""
 
     run_id: Hex16 | None = Field(
-        default=None, description="chosen by the client to make a retry safe; else drawn here"
+        default=None, description="chosen by the client to make a retry safe; default: a random id"
     )
     name: Name
     learner: LearnerName = Field(default="sdp-pe", description="see the learners' reference")

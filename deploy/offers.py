@@ -64,7 +64,7 @@ def environment() -> Json:
 
 
 def _support(*steps: int, full: int = 0) -> Support:
-    """Returns a support. The list for a certain successor y has all y + s with s in ``steps``.
+    """Returns a support. If y is the successor, its list has all y + s with s in ``steps``.
 
     The first ``full`` lists have all states. If there are any, episodes may begin anywhere.
     """

@@ -65,8 +65,8 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 class Operator:
     """Creates runs, follows them and deploys policies.
 
-    A context manager. Once it follows a run, it waits ``patience`` seconds if the coordinator does
-    not answer.
+    Use it as a context manager. Once it follows a run, it waits ``patience`` seconds if the
+    coordinator does not answer.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:

@@ -203,7 +203,9 @@ async def follow_events(
     store: StorePart,
     signals: SignalsPart,
     last_event_id: Annotated[int, Header(ge=0, le=MAX_EXACT)] = 0,
-    follow: Annotated[bool, Query(description="wait for more; else end after the last")] = True,
+    follow: Annotated[
+        bool, Query(description="wait for more events; if false, end after the last")
+    ] = True,
 ) -> AsyncIterator[ServerSentEvent]:
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:

@@ -24,7 +24,7 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""The prefix of the notification that an operator stopped a run. Others are a run's id alone."""
+"""Prefix of the notification that an operator stopped a run. Others have only the run's id."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """Seconds until waiters read a shared store again, because a notification may be lost."""

@@ -1,1 +1,1 @@
-"""Learners of paper 004: adversarial losses, loop-free layered MDPs. Others are elsewhere."""
+"""Learners of paper 004: adversarial losses, loop-free layered MDPs. No other learners."""

@@ -50,7 +50,7 @@ from riffle.coordinator.learning.sdp_pe.estimation import Estimator, bootstrap
 from riffle.coordinator.learning.sdp_pe.schedule import Schedule, Stage, schedule_for
 
 MOST_AUXILIARY = 512
-"""The most policies of pi_0 (those of Algorithm 2) in a mixture, as a descriptor lists them all."""
+"""The most policies of pi_0 (Algorithm 2) in a mixture, because a descriptor lists them all."""
 MOST_REMEMBERED = 1_000_000
 """The largest number of counters that `memory` keeps: five batches with X=50, A=4, H=20."""
 
