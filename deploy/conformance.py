@@ -237,7 +237,8 @@ def _compare(offer: Offer, lease: str, report: bytes) -> None:
     """Compares a report with earlier uploads: of its slot under the same key, and of others."""
     if lease not in offer.leases:
         offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
-        return
+        offer.over = True
+        raise RemoteError("wrong-size", "a frame does not begin with a lease of this batch")
     earlier, key = offer.uploads.setdefault(lease, {}), offer.keys[-1]
     offer.unanswered &= key not in earlier
     if earlier.setdefault(key, report) != report:
@@ -271,7 +272,8 @@ def session(
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
     The session ends when the client did nothing for ``idle`` seconds, or after ``longest`` seconds.
-    A bad offer is refused if nobody asks for its slots for ``grace`` seconds after it was fetched.
+    A bad offer is refused if nobody asks for its slots until ``grace`` seconds after it was fetched
+    and after the client's last request for slots or upload.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]
@@ -281,7 +283,7 @@ def session(
         if now > min(end, recorder.changed_at + idle):
             break
         for offer in bad:
-            offer.over |= now > offer.looked_at + grace
+            offer.over |= now > max(offer.looked_at, recorder.changed_at) + grace
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
         raise LocalError("unavailable", "the client sent no request; did it end?")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from riffle.common.mechanism.counters import Families, Support
 from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
-from riffle.common.protocol.descriptor import LABEL_DIGEST, SignedDescriptor
+from riffle.common.protocol.descriptor import (
+    LABEL_DIGEST,
+    BatchDescriptor,
+    Document,
+    GuaranteeDocument,
+    NoiseDocument,
+    SignedDescriptor,
+)
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.signatures import LABEL_DEPOSIT, batch_id, countersign
 from riffle.common.protocol.wire import Lease
@@ -199,7 +206,7 @@ class Offer:
 
 def good_offer(case: Case, owner: Owner) -> Offer:
     """Returns the offer of a good batch."""
-    return replace(_offer(owner, _document(case, owner), 0, case.fault), case=case)
+    return replace(_offer(owner, _named(_document(case, owner)), 0, case.fault), case=case)
 
 
 def change_key(offer: Offer, owner: Owner) -> None:
@@ -209,7 +216,7 @@ def change_key(offer: Offer, owner: Owner) -> None:
 
 
 def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
-    """Returns a new batch's descriptor with the least noise; ``changes`` replace spec fields."""
+    """Returns a descriptor without ids, with the least noise; ``changes`` replace spec fields."""
     fields: Json = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
     fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
     fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
@@ -221,7 +228,14 @@ def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
     deployment = Deployment(0, "manual", MIXTURE, REPORTS, case.layer)
     issue = issuer.issue(os.urandom(16).hex(), spec, deployment, index=INDEX, step=INDEX)
     document: Json = json.loads(issue.data, parse_float=shortened)
-    return document | CHANGES.get(case.fault, {})
+    ids = ("run_id", "batch_id")
+    return {k: v for k, v in document.items() if k not in ids} | CHANGES.get(case.fault, {})
+
+
+def _named(document: Json) -> Json:
+    """Returns the descriptor of a new batch of a new run, listed under its own id."""
+    run = os.urandom(16).hex()
+    return document | {"run_id": run, "batch_id": (own := batch_id(run, INDEX)), "listed": own}
 
 
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
@@ -230,7 +244,7 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     Members that are named in ``how`` are left out: they say how it is served and signed.
     """
     pair = KeyPair.generate()
-    how: Json = {"listed": document["batch_id"], "first": "", "label": LABEL_DEPOSIT}
+    how: Json = {"listed": document.get("batch_id"), "first": "", "label": LABEL_DEPOSIT}
     how |= {"coordinator": owner.coordinator, "shuffler": owner.shuffler}
     how |= {"shown_key": pair.public, "signed_key": pair.public}
     members = {k: v for k, v in document.items() if k not in how and v is not ...}
@@ -247,25 +261,51 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     return Offer(how["listed"], data, signed, [pair], None, check, fault)
 
 
-def bad_offers(owner: Owner, base: Case) -> Iterator[Offer]:
-    """Yields offers with one fault each, all made from the good batch ``base``.
+def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
+    """Yields offers with one fault each, made from the first of the good ``cases`` of each kind.
 
     No offer has an analyzer key of low order (check 22), because check 15 (pins) comes first.
     """
-    good = _document(base, owner)
-    rows = (*_members(base, owner, good), *_promises(base, owner, good), *_envelopes())
-    for check, fault, changes in rows:
-        run = os.urandom(16).hex()
-        renewed = {"run_id": run, "batch_id": batch_id(run, INDEX)}
-        yield _offer(owner, good | renewed | changes, check, fault)
+    good = _document(cases[0], owner)
+    rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
+    for nested, kind in (("noise", NoiseDocument), ("guarantee", GuaranteeDocument)):
+        for check, fault, changes in _malformed(kind, good[nested]):
+            left = {k: v for k, v in (good[nested] | changes).items() if v is not ...}
+            rows.append((check, f"in its {nested}, {fault}", {nested: left}))
+    pairs = [(good, row) for row in chain(rows, _others(owner), _envelopes())]
+    for base in {(case.trust, case.aggregation): case for case in reversed(cases)}.values():
+        document = _document(base, owner)
+        pairs += [(document, row) for row in _promises(base, owner, document)]
+    for document, (check, fault, changes) in pairs:
+        named = _named(document)
+        changed = {k: v(named[k]) if callable(v) else v for k, v in changes.items()}
+        yield _offer(owner, named | changed, check, fault)
 
 
 Row = tuple[int, str, Json]
-"""The check that finds a fault, the fault, and what differs from a good descriptor."""
+"""The check that finds a fault, the fault, and what differs from a good descriptor: ``...`` removes
+a member, and a function changes it."""
+
+
+def _malformed(kind: type[Document], good: Json) -> Iterator[Row]:
+    """Yields rows with one member that the schema of a document does not allow."""
+    schema = kind.model_json_schema()
+    for name, rule in schema["properties"].items():
+        wrong: Json = {"is missing": ...} if name in schema["required"] else {}
+        if "anyOf" not in rule:
+            wrong["is null"] = None
+        if isinstance(good.get(name), int | float):
+            wrong["is a string"] = str(good[name])
+        if "[0-9a-f]" in rule.get("pattern", ""):
+            wrong["is in upper case"] = str.upper
+        for bound, beyond in (("minimum", -1), ("maximum", 1)):
+            if bound in rule:
+                wrong[f"is beyond its {bound}, {rule[bound]}"] = rule[bound] + beyond
+        yield from ((2, f"its {name} {how}", {name: value}) for how, value in wrong.items())
 
 
 def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
-    """Returns rows for other nodes' descriptors and malformed ones; ``...`` removes a member."""
+    """Returns rows for other nodes' descriptors, and inconsistent ones."""
     now, first = int(time.time()), good["weights"][0]
     wide_batch = _document(base, owner, actions=A + 1, support=None)
     narrow_batch = _document(base, owner, support=_support(1))
@@ -285,6 +325,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
         (15, "its analyzer key is not pinned", {"analyzer_key": KeyPair.generate().public.hex()}),
         (16, "it is for another environment", {"environment": "RiverSwim-v0"}),
         (18, "its reward range ends below a reward", {"reward_high": 0.5}),
+        (18, "its reward range begins above a reward", {"reward_low": 0.5}),
         (19, "it declares steps alike that differ", {"homogeneous": True}),
         (21, "it has a test seed", {"test_seed": 1}),
         (17, "it has one action more than the environment", wide_batch),
@@ -292,34 +333,41 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
         (2, "it has an unknown member", {"comment": ""}),
         (2, "its noise has an unknown member", {"noise": good["noise"] | {"comment": ""}}),
         (2, "its version is 2", {"version": 2}),
-        (2, "its n is a string", {"n": str(REPORTS)}),
         (2, "its weights do not sum to 2^32", {"weights": [first, TOTAL_WEIGHT - first - 1]}),
         (2, "a policy has actions that do not exist", {"policies": policies}),
         (2, "its data_slots do not follow from the counters", {"data_slots": 1_000}),
         (2, "its noise is of a kind for another trust model", {"noise": noise}),
         (2, "its owner_share is above the promised dishonest fraction", {"guarantee": less}),
-        (2, "its word_bits do not follow from the batch", {"word_bits": 24}),
-        (2, "it lacks the member reward_low", {"reward_low": ...}),
     ]
 
 
 def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
     """Yields rows whose guarantee is weaker than the owner demands or the descriptor promises."""
-    batch = partial(_document, base, owner)
-    yield 24, "one owner may hold more slots than the owner allows", batch(dishonest_fraction=0.3)
-    factor = 1.125 if base.trust == "central" else 1.005  # whole bits are coarse there
+    batch, kind = partial(_document, base, owner), f"; {base.name}"
+    share = batch(dishonest_fraction=0.3)
+    yield 24, f"one owner may hold more slots than the owner allows{kind}", share
+    is_coarse = base.trust == "central" or base.aggregation == "sums"  # bits are whole
+    factor = 1.125 if is_coarse else 1.005
     larger = batch(epsilon=factor * EPSILON, dishonest_fraction=OWNER_GAMMA)
-    yield 25, f"its epsilon is up to {factor} times the owner's (12.5)", larger
-    yield 25, "its epsilon is small only at a larger beta than the owner's", batch(beta=0.3)
+    yield 25, f"its epsilon is up to {factor} times the owner's (12.5){kind}", larger
+    beta = batch(beta=0.3)
+    yield 25, f"its epsilon is small only at a larger beta than the owner's{kind}", beta
     guarantee = good["guarantee"] | {"epsilon": EPSILON / 2}
-    yield 26, "it promises a smaller epsilon than its noise gives", {"guarantee": guarantee}
+    yield 26, f"it promises a smaller epsilon than its noise gives{kind}", {"guarantee": guarantee}
     if base.trust == "shuffle":
         fault = "its epsilon is small only at a smaller dishonest fraction than the owner's"
-        yield 25, fault, batch(dishonest_fraction=0.05)
-        yield 25, "its epsilon is too large at its owner_share (12.5)", batch(epsilon=4.06)
-    if (base.trust, base.aggregation) == ("shuffle", "messages"):
+        yield 25, f"{fault}{kind}", batch(dishonest_fraction=0.05)
+        yield 25, f"its epsilon is too large at its owner_share (12.5){kind}", batch(epsilon=4.06)
+    if base.aggregation == "sums":
+        words = {"word_bits": 48 - good["word_bits"]}
+        yield 2, "its word_bits are not the fewest that suffice (8.1)", words
+    elif base.trust == "shuffle":
         fault = "it drops more noise than beta pays for: n times a report's chance (12.3)"
         yield 25, fault, {"noise_slots": good["noise_slots"] - 4}
+
+
+def _others(owner: Owner) -> Iterator[Row]:
+    """Yields rows of the kinds of batches that the owner does not allow."""
     for other in get_args(Trust):
         if other not in owner.trust:
             yield 12, f"its trust model is {other}", _document(Case(trust=other), owner)

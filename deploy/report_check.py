@@ -264,12 +264,12 @@ class BatchLaw:
         ``seen`` has the noise of earlier batches; ``pooled`` adds up tests of section 6.
         """
         yield from (certain := list(self._certain(counts)))
-        (bits, p), noise = noise_bits(self.descriptor), counts[:, self._never].astype(np.uint8)
+        p, noise = noise_bits(self.descriptor)[1], counts[:, self._never].astype(np.uint8)
         chance = len(noise) ** 2 * (p * p + (1 - p) ** 2) ** noise.shape[1]
-        rows = [row.tobytes() for row in noise] if bits and TESTS * chance < LEVEL else []
+        rows = [row.tobytes() for row in noise if row.any()] if TESTS * chance < LEVEL else []
         if len({*rows} - seen) < len(rows):
             detail = "expected fresh noise in every report; seen the same in several"
-            yield MistakeError("7", detail)
+            yield MistakeError(self._section, detail)
         seen |= {*rows}
         tests = [] if certain else [*self._noise_tests(counts), *self._episode_tests(counts)]
         for test in (test for test in tests if test.section[0] == "6"):
@@ -290,7 +290,13 @@ class BatchLaw:
         elif most > bits + 1:
             limit = f"expected at most {bits + 1} ones of a counter in a report, {bits} of noise"
             seen = f"{most} of index {counts[:, :-1].max(axis=0).argmax()}"
-            yield MistakeError("7" if bits else "10", f"{limit}; seen {seen}")
+            yield MistakeError(self._section if bits else "10", f"{limit}; seen {seen}")
+
+    @property
+    def _section(self) -> str:
+        """The section on the noise of this batch."""
+        d = self.descriptor
+        return "8.2" if d.word_bits else "9" if d.trust == "local" else "7"
 
     @cached_property
     def _never(self) -> Ints:
@@ -334,14 +340,16 @@ class BatchLaw:
                 groups[f"counters with {axis} = {value}"] = values == value
         for name, group in groups.items():
             law = binomial(N * int(group.sum()), p)
-            yield Test("7", f"noise of {name}", int(totals[group].sum()), law)
+            yield Test(self._section, f"noise of {name}", int(totals[group].sum()), law)
         law = binomial(size, (1 - p) ** N)
-        yield Test("7", "counters that no report gave noise", int((totals == 0).sum()), law)
+        yield Test(
+            self._section, "counters that no report gave noise", int((totals == 0).sum()), law
+        )
         law = np.diff(np.cumsum(binomial(N, p)) ** size, prepend=0)
-        yield Test("7", "most noise of one counter", int(totals.max()), law)
+        yield Test(self._section, "most noise of one counter", int(totals.max()), law)
         above = np.cumsum(binomial(bits * size, p)[::-1])[::-1] ** n
         least = int(noise.sum(axis=1).min())
-        yield Test("7", "least noise of one report", least, -np.diff(above, append=0))
+        yield Test(self._section, "least noise of one report", least, -np.diff(above, append=0))
 
     def _episode_tests(self, counts: Ints) -> Iterator[Test]:
         (bits, p), n, matches = noise_bits(self.descriptor), len(counts), self.matches(counts)

@@ -255,7 +255,7 @@ def conformance_command(
             raise ValueError(unknown_name("name", name, get_args(kind)))
     folder, cases = make_folder(out.absolute()), offers.good_cases(*names)
     owner = offers.Owner(*names[1:])
-    recorder, bad = conformance.Recorder(owner), list(offers.bad_offers(owner, cases[0]))
+    recorder, bad = conformance.Recorder(owner), list(offers.bad_offers(owner, cases))
     with (
         interrupt_on_termination(),
         conformance.serving(recorder) as url,

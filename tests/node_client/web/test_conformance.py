@@ -24,7 +24,7 @@ def test_the_node_makes_no_mistake(dist: Path, tmp_path: Path) -> None:
         assert [each for each in json.loads(done.stdout)["findings"] if not each["ok"]] == []
         return
     owner = Owner()
-    bad = list(offers.bad_offers(owner, Case()))
+    bad = list(offers.bad_offers(owner, [Case()]))
     recorder = Recorder(owner)
     with serving(recorder) as url:
         owner.write_settings(tmp_path, url)
