@@ -72,7 +72,7 @@ class Settings(configuration.DemandSettings):
     users_file: Path | None = Field(
         default=None,
         description="JSON object node_id -> list of the owner's own ids of people, such as e-mail "
-        "addresses, each always spelt the same",
+        "addresses; an id must always be spelt the same way",
     )
     users_key_file: Path | None = Field(
         default=None,
