@@ -62,7 +62,7 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """A bound eta on the probability that any user's noise exceeds its slots (`binomial`).
+        """A bound eta on the probability that any report has too few noise slots (`binomial`).
 
         In a summed batch, eta bounds the probability that, on any counter, the sum of n users' data
         and noise exceeds the counter's word.
@@ -79,7 +79,7 @@ class BatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The (epsilon, beta)-DP of one batch for each user, and the cost of its noise.
+    """The (epsilon, beta)-DP that a batch gives each user, and the cost of the batch's noise.
 
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
     `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and

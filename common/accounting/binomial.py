@@ -21,12 +21,12 @@ ignore it.
 This is an analysis of the protocol of paper 000 (section V, appendix D). It uses the distribution
 itself where the paper uses Chernoff bounds and the constant 96.
 
-**Padding.** A report has `noise_slots` slots for its 1-bits of noise. The number of these 1-bits,
-before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism without a limit,
-which is (epsilon, beta_c)-DP, and M' the real one, which drops bits that do not fit. If both draw
-the same noise, they give the same output unless some user's S exceeds noise_slots. That event
-depends on noise alone, so on *every* input its probability is at most eta = n Pr[S > noise_slots].
-Hence for neighbours D, D' and any set E
+**Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). The number of
+these 1-bits, before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism
+without a limit, which is (epsilon, beta_c)-DP, and M' the real one, which drops bits that do not
+fit. If both draw the same noise, they give the same output unless some user's S exceeds
+noise_slots. That event depends on noise alone, so on *every* input its probability is at most eta =
+n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta

@@ -1,12 +1,13 @@
 """Calibration: the least noise that gives an (epsilon, beta) guarantee, and its padding.
 
-**Shuffle, exact.** A batch costs one ciphertext per 1-bit, so `exact` looks for the fewest expected
-1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j = 1..10. For each p
-it finds the least number N of bits on a counter, and from N the bits per user. Rounding up to whole
-bits per user adds 1-bits. If it adds more than the fraction WASTE, the search also tries p = k /
-2^32, with as many bits as the best 2^-j needs (one bit per user in large batches). At the same
-variance, a small p needs half as many messages as fair bits. At large epsilon fair bits (p = 1/2)
-are better: with a small p a counter may be zero, which shows that nobody was counted there.
+**Shuffle, exact.** A batch costs one ciphertext per bit that is 1 (1-bit), so `exact` looks for the
+fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j =
+1..10. For each p it finds the least number N of bits on a counter, and from N the bits per user.
+Rounding up to whole bits per user adds 1-bits. If it adds more than the fraction WASTE, the search
+also tries p = k / 2^32, with as many bits as the best 2^-j needs (one bit per user in large
+batches). At the same variance, a small p needs half as many messages as fair bits. At large epsilon
+fair bits (p = 1/2) are better: with a small p a counter may be zero, which shows that nobody was
+counted there.
 
 beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot, and the rest for the
 counters' losses. At H = 6, epsilon = 1, n = 4096, a share of half this size would need about 1 %

@@ -38,7 +38,8 @@ MOST_CHOICES = 64
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     """Returns the guarantee of several batches for users who appear in one of them (parallel).
 
-    It holds for the smallest dishonest fraction of these batches. For no batches, it is (0, 0).
+    The guarantee holds for the smallest dishonest fraction of these batches. For no batches, it is
+    (0, 0).
     """
     if not guarantees:
         return Guarantee(0.0, 0.0)
@@ -75,10 +76,10 @@ def _composed(moves: tuple[AnyMoves, ...], beta: float, overflow: float) -> floa
 def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float) -> Guarantee:
     """Returns the guarantee at beta for a user who reports once in one batch of each group.
 
-    It is the weakest guarantee over all choices of batches; a batch is skipped if another of its
-    group dominates it. If more than MOST_CHOICES choices are left, basic composition gives a valid
-    but larger epsilon: the sum, over all groups, of the largest epsilon that one of the group's
-    batches has at beta / len(groups).
+    This guarantee is the weakest over all choices of batches. A batch is skipped if another batch
+    of its group dominates it. If more than MOST_CHOICES choices are left, basic composition gives a
+    valid but larger epsilon: the sum, over all groups, of the largest epsilon that one of the
+    group's batches has at beta / len(groups).
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}

@@ -137,7 +137,7 @@ class Curve:
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
     hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
     between two neighbouring losses. So its inverse is exact: find these two losses, then solve a
-    linear equation. The curve is valid from epsilon = `start` on. Below it, the method `delta`
+    linear equation. The curve is valid from epsilon = `start` on. Below `start`, the method `delta`
     returns 1; the method `epsilon` returns at least `start`.
     """
 
@@ -259,9 +259,9 @@ def epsilon(
 ) -> float:
     """Returns a bound on epsilon at this delta.
 
-    Dropped noise costs (1 + e^epsilon) * overflow of delta. A lower bound subtracts the same amount
-    from delta(epsilon), because dropped noise changes the true delta by at most that much either
-    way. The estimate ignores dropped noise. Returns infinity if no epsilon works.
+    Dropped noise uses up a part of delta: (1 + e^epsilon) * overflow. A lower bound subtracts the
+    same amount from delta(epsilon), because dropped noise changes the true delta by at most that
+    much either way. The estimate ignores dropped noise. Returns infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 

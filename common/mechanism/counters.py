@@ -18,7 +18,7 @@ The environment's owner may declare a support: the possible transitions. Then on
 visits and rewards that the support allows have counters, in the same order. The support is public
 and must never come from people's episodes. An episode outside the support has no encoding: its
 report has noise only, as after a failed episode. So a support never lets an episode move more
-cells, and the guarantee holds even if the declaration is false.
+counters, and the guarantee holds even if the declaration is false.
 """
 
 import math

@@ -6,8 +6,8 @@ nobody.
 - A user writes the episode as C bits, one per counter, flips each independently with probability f,
   and sends all of them in one message.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
-- The analyzer adds the n reports bit by bit and removes the flips' mean: if a counter has S 1-bits
-  in n reports, (S - n f) / (1 - 2 f) is unbiased, with variance n f (1 - f) / (1 - 2 f)**2.
+- The analyzer adds the n reports bit by bit and removes the flips' mean: if a counter's bit is 1 in
+  S of n reports, (S - n f) / (1 - 2 f) is unbiased, with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever anybody else
 does. This holds against everyone, also against the shuffler and the analyzer together. Between two
@@ -39,8 +39,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips. They differ
-    from an episode's bits in no more places than another episode's bits may.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips. These bits
+    differ from an episode's bits in no more places than another episode's bits may.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:
@@ -53,8 +53,8 @@ def encode(
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The analyzer's part, first step: counts the reports (N, bytes).
 
-    Returns each counter's 1-bits followed by the number of counted reports, shape (C + 1,). Also
-    returns the indices of reports that are not counted: they have a bit past the last counter.
+    Returns each counter's number of 1s followed by the number of counted reports, shape (C + 1,).
+    Also returns the indices of reports that are not counted: they have a bit past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)
@@ -64,5 +64,5 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 
 
 def debias(sums: Ints, reports: int, flips: Flips) -> npt.NDArray[np.float64]:
-    """The analyzer's part, second step: returns unbiased counts (C,) from the 1-bits of reports."""
+    """The analyzer's part, second step: returns unbiased counts (C,) from the numbers of 1s."""
     return np.asarray((sums - flips.mean(reports)) / (1.0 - 2.0 * flips.f))

@@ -16,7 +16,7 @@ distribution from its random bits, and no accountant has to trust a rounding of 
 
 **Padding** fixes the number of messages of a report. Otherwise this number would tell everyone who
 sees the upload something about the user's data. Data and noise have separate slots. Only noise is
-ever dropped, and this does not depend on the data.
+ever dropped, and whether it is dropped does not depend on the data.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Flips:
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
-        """Returns the expected 1-bits of n users whose bits are 0: n f."""
+        """Returns the expected number of 1s from n users whose bits are 0: n f."""
         return n * self.f
 
     def variance(self, n: int) -> float:

@@ -3,7 +3,8 @@
 Roles (paper 000, section V, with corrections):
 
 - A user encodes an episode as counter indices, draws ``bits`` Bernoulli(p) bits for every counter,
-  turns every 1-bit into one message (its counter's index), and pads with dummies to L messages.
+  turns every bit that is 1 into one message (its counter's index), and pads with dummies to L
+  messages.
 - The shuffler permutes the messages of all n users.
 - The analyzer counts the messages of each counter and subtracts the noise's mean n * bits * p.
 

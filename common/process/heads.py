@@ -3,7 +3,7 @@
 A transaction that must not be forgotten raises the number in the database. After its commit, and
 before anybody relies on it, the number is written into a folder outside the database. So if a
 database's number is below the folder's, somebody emptied the database or replaced it by an older
-copy. It has then lost something that somebody relies on.
+copy. The database has then lost something that somebody relies on.
 
 This order makes crashes harmless: the folder never has a number that is not yet durable in the
 database. If a process is killed between commit and write, the database is ahead of the folder. The

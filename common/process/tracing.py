@@ -36,7 +36,8 @@ _tracer: "Tracer | None" = None
 def export_spans(service: str) -> Iterator[None]:
     """Sends the spans of ``service`` to a collector, if the environment names one.
 
-    Raises LocalError ``invalid-spec`` if it names one but the extra is not installed.
+    Raises LocalError ``invalid-spec`` if the environment names a collector but the extra is not
+    installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield

@@ -54,7 +54,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
-    """Waits ``seconds`` for tasks, and then cancels them."""
+    """Waits ``seconds`` for tasks, and then cancels those that still run."""
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:

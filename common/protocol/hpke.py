@@ -94,7 +94,7 @@ def open_histogram(
     """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
     Returns the number of messages of each index (counters + 1,), dummies last, and the positions of
-    messages that did not open or named no counter. Every message is in exactly one of the two.
+    messages that did not open or named no counter. Every message is either counted or listed.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

@@ -19,7 +19,7 @@ def key_id(public: bytes) -> str:
 
 
 def batch_id(run_id: str, deployment: int) -> str:
-    """Returns a deployment's batch id. It is always the same, so a retry makes no second batch."""
+    """Returns a deployment's batch id. The id never changes, so a retry makes no second batch."""
     data = LABEL_BATCH_ID + bytes.fromhex(run_id) + deployment.to_bytes(8, "big")
     return hashlib.sha256(data).hexdigest()[:32]
 

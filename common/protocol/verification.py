@@ -61,8 +61,9 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
     """Raises RemoteError ``epoch-refused`` unless the batch's epoch is allowed here and now.
 
     ``shortest`` is the shortest epoch that is allowed here, in seconds. If it is None, a user may
-    only report once in a lifetime. The batch must belong to this epoch or to the next. Otherwise,
-    batches of many epochs could be open at once, and a person could be in all of them on one day.
+    only report once in a lifetime. The batch must belong to the current epoch or to the next.
+    Otherwise, batches of many epochs could be open at once, and a person could be in all of them on
+    one day.
     """
     seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
     if seconds is None or epoch is None:
@@ -102,11 +103,12 @@ def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEve
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor if its noise gives less than ``required`` or less than it promises.
+    """Refuses a descriptor whose noise gives less than ``required`` or less than promised.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
-    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises it,
-    too, and quotes both epsilons, if epsilon_upper exceeds the required or the promised epsilon.
+    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises the
+    same error, which then quotes both epsilons, if epsilon_upper exceeds the required or the
+    promised epsilon.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(

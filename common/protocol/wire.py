@@ -50,7 +50,11 @@ class ShufflerIdentity(Document):
 
 
 class OpenBatch(Document):
-    """An open batch. ``free_slots`` is rounded up to tenths of n, or to n if n is below 100."""
+    """An open batch. ``free_slots`` is the number of free slots, rounded up.
+
+    The number is rounded up to a multiple of ceil(n / 10), but never above n. If n is below 100, it
+    is 0 or n.
+    """
 
     batch_id: Hex16
     free_slots: int = Field(ge=0)

@@ -263,8 +263,8 @@ def serve(
 class _Outermost:
     """ASGI middleware that sets the ``Date`` of answers and keeps the error of a failed start.
 
-    This date is the time at which an answer began. uvicorn's date is the time of the request. After
-    a long poll, a peer would then mistake the wait for clock skew. The error is kept because
+    This date is the time at which an answer began. uvicorn's date is the time of the request, so
+    after a long poll a peer would mistake the wait for clock skew. The error is kept because
     uvicorn only logs the text of a failed start.
     """
 
