@@ -9,8 +9,8 @@ node charges each report to this ledger before it runs the episode:
   the owner demands). One transaction checks and charges, so racing nodes never exceed the limit
   together.
 - A charge is on disk before the episode begins. If the node dies later, or the batch is abandoned,
-  the charge stays, because a report may have left. It is given back only if the report was dropped
-  before its upload began.
+  the charge stays, because a report may have left. The charge is given back only if the report was
+  dropped before its upload began.
 - A person is charged once a batch. A second charge for one batch is refused.
 
 All nodes of an owner, also those of different shufflers, share one SQLite file. Every transaction
@@ -147,7 +147,7 @@ class PersonalLedger:
     def check(self, key: bytes | None = None) -> None:
         """Makes the file if it is missing, and checks it; raises LocalError if it is unusable.
 
-        ``key`` is the owner's users key (`bind_key`).
+        ``key`` is the key of `users.opaque_id` (see `bind_key`).
         """
         with self._writing() as database:
             bind_key(database, self.file, key)
@@ -243,7 +243,7 @@ class PersonalLedger:
 
 
 def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> None:
-    """Remembers the users key of a file by 31 bits of its digest, if there is a key.
+    """Stores 31 bits of the digest of a file's key (`users.opaque_id`), if there is a key.
 
     Raises LocalError ``wrong-state`` for another key, with which everybody would be a new user.
     """

@@ -3,9 +3,9 @@
 An app shows actions to its users. Minutes or days later, it learns what happened. The node's own
 code does everything else, as in `main`: checks, users, sealing, upload.
 
-A person's episode must survive a restart of the app. So the users' file has a `Row` for each: the
-lease, the word that selects the policy, and the recorded steps (states and reward bits, never
-rewards). A row is as private as the app's own data about this person.
+A person's episode must survive a restart of the app. So the users' file has a `Row` for each
+person: the lease, the word that selects the policy, and the recorded steps (states and reward bits,
+never rewards). A row is as private as the app's own data about this person.
 
 - Steps are erased when the report is sealed, when the person gives up and when the time is over.
 - The sealed report takes their place until the shuffler has it or the lease is over. Only shuffler
@@ -72,7 +72,7 @@ class UserLease:
     """One user's episode, from `Participant.lease`.
 
     For each step from 0 to H - 1, ask for an action with `act` and `record` what followed; then
-    `report`. After ``ends_at`` (seconds since 1970, UTC), noise is reported in its place.
+    `report`. After ``ends_at`` (seconds since 1970, UTC), noise is reported in the episode's place.
     """
 
     batch: BatchDescriptor
@@ -239,9 +239,9 @@ class Participant(AsyncExitStack):
     async def lease(self, user: str) -> UserLease:
         """Returns a user's lease, the same one until its report is sent, also after a restart.
 
-        ``user`` is the app's own id of a person, always spelt the same; the shuffler sees it under
-        the owner's key only. A person takes part once, or once an epoch if the settings allow
-        epochs and the person's lifetime limit is not reached.
+        ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
+        `opaque_id` that is made from it. A person takes part once, or once an epoch if the settings
+        allow epochs and the person's lifetime limit is not reached.
 
         Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
         cannot be used, ``user-unavailable`` if the user was asked before or the report would pass
@@ -292,7 +292,8 @@ class Participant(AsyncExitStack):
         """Charges the user, and records in one transaction the lease and that the user was asked.
 
         If the app crashes before the charge, the user gets the same lease again. If it crashes
-        after the charge, the charge stays. If the app cancels `lease`, the next call returns it.
+        after the charge, the charge stays. If the app cancels the call of `lease`, the next call
+        returns the lease.
         """
         now, share = self._clock(), self._settings.episode_share
         entry, slot = self._pipeline.test_entry, lease.slot

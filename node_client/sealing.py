@@ -3,10 +3,10 @@
 Messages are sealed in a pool of processes. HPKE holds the GIL, so threads do not help. Vectors
 (`common.mechanism.sums`) are masked and sealed in threads. A vector needs only one key agreement,
 and threads need no copy of a large vector. A chunk is several whole reports of one batch,
-`LEAST_CHUNK` to `MOST_CHUNK` messages in all. Its users are leased, marked as asked and uploaded
-together, and share the cost of each request. A chunk is sealed in tasks of about `TASK_MESSAGES`
-messages. A task takes one array of symbols, 4 bytes each, and returns the sealed reports in one
-bytes object.
+`LEAST_CHUNK` to `MOST_CHUNK` messages in all. The users of a chunk get their leases, are marked as
+asked and have their reports uploaded together, so they share the cost of each request. A chunk is
+sealed in tasks of about `TASK_MESSAGES` messages. A task takes one array of symbols, 4 bytes each,
+and returns the sealed reports in one bytes object.
 """
 
 import asyncio

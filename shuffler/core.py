@@ -298,7 +298,7 @@ class Admission:
     async def batch(self, batch_id: str) -> batch_rows.Batch:
         """Returns the batch of an upload, or raises RemoteError ``unknown-batch``.
 
-        Its counts may be a few uploads old; its keys and sizes never change.
+        The batch's counts may be a few uploads old; its keys and sizes never change.
         """
         return await self._cached(batch_id, batch_rows.find, batch_id)
 

@@ -1,6 +1,6 @@
 """The life of a batch: deposit, hand-over, end, erasure.
 
-To survive a crash, the steps of each happen in this order:
+To survive a crash, each of these events takes its steps in a fixed order:
 
 - deposit: the batch's secret is synced to a file, its row is committed, then the countersigned key
   is shown;

@@ -12,9 +12,10 @@ its batch ends without a hand-over (dropped).
 
 The coordinator sees every message. It must not also learn who was slow, late or refused, because
 the accountant does not cover that. The coordinator's record (`for_coordinator`) of a full batch has
-only what follows from state, n and L. Its record of an open or abandoned batch shows at most how
-many tenths of n have reported, and only if n is at least `SMALLEST_SHOWN`. So a tenth is at least
-ten reports. The number changes at most once in `REFRESH_SECONDS`. Only the operator sees refusals.
+only what follows from state, n and L. The coordinator's record of an open or abandoned batch shows
+at most how many tenths of n have reported, and only if n is at least `SMALLEST_SHOWN`. So a tenth
+is at least ten reports. The number of tenths changes at most once in `REFRESH_SECONDS`. Only the
+operator sees refusals.
 
 **The log** has only the fields of `JOURNAL`. It never names a node, user, lease or slot: a log that
 shows who sent something, and when, would undo the shuffle for anyone who reads it.

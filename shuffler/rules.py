@@ -210,7 +210,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 
     ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
     live lease elsewhere, with which an episode may be running. Both cases get the same refusal.
-    Only a node with room gets it, so every id that a node tries out may use up one of its slots.
+    Only a node with room gets this refusal, so every id that a node tries out may use up one of the
+    node's slots.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -222,9 +223,10 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 
 
 def coarse_slots(free: int, n: int) -> int:
-    """Returns the free slots of a batch as nodes see them: rounded up to tenths of n.
+    """Returns the free slots of a batch as nodes see them.
 
-    Exact numbers would show when a single lease changes. For n < `SMALLEST_SHOWN`, returns 0 or n.
+    Exact numbers would show when a single lease changes. So the number is rounded up to a multiple
+    of ceil(n / 10), but never above n. For n < `SMALLEST_SHOWN`, it is 0 or n.
     """
     step = n if n < SMALLEST_SHOWN else ceil(n / 10)
     return min(n, step * ceil(free / step))

@@ -3,8 +3,9 @@
 - ``Name-v0`` is one of Riffle's own environments or another package's. A package offers one by an
   entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
-- ``file.py:make`` is such a callable in a Python file. The parameter ``folder`` (default: the
-  working directory) names the file's folder. So the id does not reveal where the file is.
+- ``file.py:make`` is a callable of the same kind in a Python file. The parameter ``folder``
+  (default: the working directory) names the file's folder. So the id does not reveal where the file
+  is.
 
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
 sizes are fixed, the given ones must equal them.

@@ -195,10 +195,10 @@ def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     """Returns RiverSwim with X states in a row and horizon H (Osband et al. 2013; 000, Fig. 5).
 
     A swimmer starts at the left end. "Left" always succeeds. "Right" moves right with probability
-    .35, stays with .6 and slips left with .05. At the left end it moves right with .6; at the right
-    end it slips left with .4. "Left" at the left end earns .005; "right" at the right end earns 1.
-    For X=4, H=6 the optimal value is 0.475791, and always-left earns 0.03. Raises ValueError if X
-    is below two.
+    .35, stays with .6 and slips left with .05. At the left end, "right" moves right with .6; at the
+    right end, it slips left with .4. "Left" at the left end earns .005; "right" at the right end
+    earns 1. For X=4, H=6 the optimal value is 0.475791, and always-left earns 0.03. Raises
+    ValueError if X is below two.
     """
     if X < 2:
         raise ValueError(f"RiverSwim needs at least 2 states, not {X}")

@@ -1,8 +1,8 @@
 """The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
 A slot is one of the n places of a batch. A lease gives a slot to one user until the lease expires.
-Then the slot may go to another user. The first lease stays stored without a slot, so that a report
-under it is refused as late. Only the newest lease of a user may report.
+Then the slot may go to another user. The first lease stays stored without its slot, so that a
+report under it is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 reports, marks their leases and, with the n-th distinct report, seals the batch. So a crash cannot

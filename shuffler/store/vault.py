@@ -2,8 +2,8 @@
 
 A batch's secret is the private key of its outer seals and the key of its permutation. It is one
 small file outside the database, because a database's pages and logs keep deleted data. Once the
-file is gone, any reports left there are ciphertext without a key, and nobody can recompute the
-permutation.
+file is gone, any reports left in the database are ciphertext without a key, and nobody can
+recompute the permutation.
 
 The file is overwritten before it is removed, which helps if the file system writes in place.
 Otherwise (copy on write, flash) the operator should encrypt the medium itself, as documented.
@@ -171,8 +171,8 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. No single one of them,
-    nor the key of the outer seals or of the permutation, reveals another. A ``part`` names stored
+    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. None of these keys, nor
+    the key of the outer seals or of the permutation, reveals another key. A ``part`` names stored
     data: the slots of reports that are stored together, or the number of reports in a stored sum.
     """
 
