@@ -224,9 +224,10 @@ class TrueValue(Document):
 
 
 class TrueValueSpec(Document):
-    """V* of a simulated environment and V of deployed mixtures, for rewards scaled to [0, 1].
+    """The optimal value V* of a simulated environment and the values V of deployed mixtures.
 
-    An operator supplies them (`coordinator.learning.true_values`). No learner reads them.
+    They are for rewards scaled to [0, 1]. An operator supplies them
+    (`coordinator.learning.true_values`), and no learner reads them.
     """
 
     optimal_value: float = Field(ge=0, allow_inf_nan=False)

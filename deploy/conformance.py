@@ -2,7 +2,8 @@
 
 `Recorder` is a shuffler that keeps every byte. It answers nodes as the shuffler does, but it also
 serves descriptors that no shuffler would countersign, loses an answer, or changes a batch's key.
-`session` compares what the client did with docs/protocol.md. Each finding names a section of it.
+`session` compares what the client did with docs/protocol.md. Each finding names a section of that
+page.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ Handler = Callable[[Offer, Request, bytes], Response]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one step; ``section`` is one of docs/protocol.md."""
+    """The outcome of one step. ``section`` names a section of docs/protocol.md."""
 
     ok: bool
     step: str

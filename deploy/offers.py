@@ -1,7 +1,7 @@
 """The batches that ``riffle conformance`` offers to a client: good ones, and ones with one fault.
 
-All are for one small environment whose transitions are certain, so that the law of every counter is
-known. A bad offer breaks one of the checks that section 11 of docs/protocol.md numbers.
+All batches are for one small environment whose transitions are certain, so that the law of every
+counter is known. A bad offer breaks one of the checks that section 11 of docs/protocol.md numbers.
 """
 
 import hashlib

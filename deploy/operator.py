@@ -10,7 +10,8 @@
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
 refuses a request, every method raises RemoteError with the reason. If nothing answers, it raises
-LocalError ``unavailable``. If something else answers, such as a proxy, it repeats the request.
+LocalError ``unavailable``. If something else answers, such as a proxy, the method repeats the
+request.
 """
 
 import json

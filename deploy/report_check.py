@@ -238,7 +238,8 @@ class BatchLaw:
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
         """A row for each policy, with three parts: sets of counters (an episode raises one counter
-        of each set), the counters of reward bits 1 by step, and the means of the reward bits."""
+        of each set), the counters of reward bits that are 1, by step, and the means of the reward
+        bits."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)

@@ -2,8 +2,9 @@
 
     regret = sum over deployments of n (V* - V^mixture).
 
-V* comes from backward induction, and a mixture's value is the weighted mean of its policies'
-values. Realised rewards are not used, so the only randomness is the learner's choice of policies.
+The optimal value V* comes from backward induction, and a mixture's value is the weighted mean of
+its policies' values. Realised rewards are not used, so the only randomness is the learner's choice
+of policies.
 
 Bands are two-sided 95 % Student t intervals of means over seeds, at each point.
 """

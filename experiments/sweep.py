@@ -79,7 +79,7 @@ class Run:
 
     @property
     def chosen(self) -> Preset:
-        """The run with the sizes and declarations of its environment.
+        """This run as a `Preset`, which has the sizes and declarations of the run's environment.
 
         Raises the errors of `experiments.presets.customize`.
         """

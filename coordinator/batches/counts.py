@@ -48,8 +48,8 @@ from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_c
 from riffle.coordinator.learning.postprocess import imbalance, leverage
 
 FALSE_ALARM = 1e-5
-"""A batch with a smaller ``chance`` is marked suspicious, as is at most this share of honest
-batches."""
+"""A batch with a smaller ``chance`` is marked suspicious. Of honest batches, at most this share is
+marked."""
 TINY = 1e-12  # added to variances; without noise, as in simulations, every deviation counts
 
 

@@ -195,7 +195,7 @@ def _two_digits(number: float) -> int:
 def pe(problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
-    It is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE. On the
+    `pe` is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE. On the
     services, nodes add noise all the same, so the run is as private as its batches. Only the
     learner does not know of the noise.
     """

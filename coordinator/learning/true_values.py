@@ -1,8 +1,9 @@
 """True values of deployments, supplied by the operator of a simulated environment.
 
-The coordinator does not know the environment. The operator of a simulated environment knows V*, and
-V of every deployed mixture, exactly. Values supplied for a run are stored beside it and marked as
-supplied. No learner reads them. They give the exact pseudo-regret after deployment i,
+The coordinator does not know the environment. The operator of a simulated environment knows the
+optimal value V*, and the value V of every deployed mixture, exactly. Values supplied for a run are
+stored beside it and marked as supplied. No learner reads them. They give the exact pseudo-regret
+after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 

@@ -135,9 +135,9 @@ class BatchExchange:
     ) -> OpenedBatch:
         """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
 
-        Raises BatchGoneError if the shuffler has lost or erased the messages. It has erased them if
-        this store is an older copy and the newer store counted the batch. In that case, only the
-        newer store knows what was spent, and the batch's users cannot report again.
+        Raises BatchGoneError if the shuffler has lost or erased the messages. The shuffler has
+        erased them if this store is an older copy and the newer store counted the batch. In that
+        case, only the newer store knows what was spent, and the batch's users cannot report again.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)

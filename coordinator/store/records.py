@@ -98,7 +98,7 @@ class DeploymentRecord:
 
     @property
     def executed(self) -> int:
-        """An upper bound of the episodes executed for it, as regret, result and K count them."""
+        """An upper bound on the episodes executed; regret, result and K count this number."""
         return executed_at_most(self.state, self.n, self.episodes_executed)
 
     @property

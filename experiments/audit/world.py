@@ -6,7 +6,7 @@ and step, one counter moves up and one down. These are `CounterLayout.cells` pai
 replacing one user can move.
 
 The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
-order 1e-2, and each trial costs one message per 1-bit of noise.
+order 1e-2, and each trial costs one message per noise bit that is 1.
 """
 
 from collections.abc import Callable
@@ -163,7 +163,7 @@ def fitting_noise(setting: Setting) -> Noise:
 
 
 def calibrated_noise(setting: Setting) -> Noise:
-    """Returns the noise that the product would choose: the fewest 1-bits."""
+    """Returns the noise that the product would choose: the fewest bits that are 1."""
     required = Guarantee(setting.epsilon, setting.beta)
     return calibrate(setting.layout, setting.n, required).noise
 

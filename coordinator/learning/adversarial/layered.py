@@ -1,13 +1,14 @@
 """Loop-free layered MDPs (paper 004, section 2.1) and their occupancy measures, as padded arrays.
 
-States are split into layers X_0, ..., X_H of sizes (X_0, ..., X_H) with X_0 = X_H = 1, and
-transitions lead from one layer to the next. A state is (h, x) with x < X_h. With W = max X_h,
+States are split into layers 0, ..., H. Layer h has X_h states, X_0 = X_H = 1, and transitions lead
+from each layer to the next. A state is (h, x) with x < X_h. Let W = max X_h. Three boolean arrays
 
     states (H, W), pairs (H, W, A), cells (H, W, A, W)
 
-say which entries of arrays of these shapes exist. Every array of this package is padded to one of
-the shapes, and padding is zero unless a docstring says otherwise. The paper's X is the number of
-states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H.
+say which entries of padded arrays of the same shapes exist. Every array of this package is padded
+to one of these shapes, and padding is zero unless a docstring says otherwise. The paper's X is the
+number of states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H,
+the only state of layer H.
 
 Occupancy measures (004, section 2.1.1),
 
