@@ -144,7 +144,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's seconds: the descriptor's plus a share of the rest of the lease."""
+        """Returns the seconds for an episode: the descriptor's, and a share of the lease's rest."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 

@@ -84,9 +84,15 @@ class Settings(configuration.DemandSettings):
     )
 
     environment: Name = Field(default="RiverSwim-v0", description="id of the users' environment")
-    states: int | None = Field(default=None, ge=1, description="default: the environment's X")
-    actions: int | None = Field(default=None, ge=1, description="default: the environment's A")
-    horizon: int | None = Field(default=None, ge=1, description="default: the environment's H")
+    states: int | None = Field(
+        default=None, ge=1, description="X, number of states; default: the environment's"
+    )
+    actions: int | None = Field(
+        default=None, ge=1, description="A, number of actions; default: the environment's"
+    )
+    horizon: int | None = Field(
+        default=None, ge=1, description="H, steps of an episode; default: the environment's"
+    )
     environment_parameters: dict[str, Parameter] = Field(
         default_factory=dict, description="JSON object of the environment's other parameters"
     )
@@ -111,7 +117,8 @@ class Settings(configuration.DemandSettings):
     ledger_head_dir: Path | None = Field(
         default=None,
         description="folder of the ledger's head, which no copy of the ledger may replace; one "
-        "folder for all nodes of an owner; default: the folder of the users key or credentials",
+        "folder for all nodes of an owner; default: the folder of USERS_KEY_FILE or, without it, "
+        "of CREDENTIALS_FILE",
     )
     lifetime_epsilon: float | None = Field(
         default=None,
@@ -136,7 +143,8 @@ class Settings(configuration.DemandSettings):
         default=0.5,
         gt=0,
         lt=1,
-        description="share of a lease; if an episode takes longer, its report carries noise only",
+        description="share of a lease that an episode may take beyond the descriptor's time for "
+        "an episode; if the episode takes longer, its report carries noise only",
     )
 
     @model_validator(mode="after")

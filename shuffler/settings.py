@@ -39,11 +39,15 @@ class Settings(ServerSettings, DemandSettings):
     port: int = Field(default=8401, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(description="directory of the store and of the batch secrets")
     shuffler_id: Name = Field(description="this shuffler's name, which descriptors must state")
-    coordinator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
+    coordinator_token_hash: str | None = Field(
+        default=None, description="SHA-256 of the coordinator's token"
+    )
     coordinator_token_hash_file: Path | None = Field(
         default=None, description="file with that hash"
     )
-    operator_token_hash: str | None = Field(default=None, description="SHA-256 of the token")
+    operator_token_hash: str | None = Field(
+        default=None, description="SHA-256 of the operator's token"
+    )
     operator_token_hash_file: Path | None = Field(default=None, description="file with that hash")
     max_epsilon: float = Field(default=1.0, gt=0, le=100, description="largest epsilon accepted")
     max_beta: float = Field(default=1e-5, gt=0, lt=1, description="largest beta accepted")

@@ -9,10 +9,10 @@ batches). At the same variance, a small p needs half as many messages as fair bi
 fair bits (p = 1/2) are better: with a small p a counter may be zero, which shows that nobody was
 counted there.
 
-beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot, and the rest for the
-counters' losses. At H = 6, epsilon = 1, n = 4096, a share of half this size would need about 1 %
-more slots. The chosen share leaves 1 % less of beta for the losses, which costs 0.06 % of epsilon,
-or about 0.1 % more noise.
+beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot in its report, and the rest
+for the counters' losses. At H = 6, epsilon = 1, n = 4096, a share of half this size would need
+about 1 % more slots. The chosen share leaves 1 % less of beta for the losses, which costs 0.06 % of
+epsilon, or about 0.1 % more noise.
 
 **Shuffle, paper.** This is the papers' own calibration (paper 000, section V and proof of Lemma
 10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This

@@ -21,9 +21,10 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 def check_expiry(
     descriptor: BatchDescriptor, now: float, longest: float = math.inf, episode: float = math.inf
 ) -> None:
-    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if it may last too long.
+    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if times are too long.
 
-    An episode may take at most ``episode`` seconds.
+    The batch may stay open for at most ``longest`` more seconds, and may give an episode at most
+    ``episode`` seconds.
     """
     end, seconds = descriptor.expires_at, descriptor.episode_seconds or 0
     if now >= end:

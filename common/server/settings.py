@@ -43,7 +43,7 @@ class ServerSettings(RoleSettings):
     accept_older_store: int | None = Field(
         default=None,
         ge=1,
-        description="accept an older store once: the number that its refusal names",
+        description="accept one older store, once: the number that the refusal of this store names",
     )
     metrics_token_hash_file: Path | None = Field(
         default=None, description="SHA-256 of a second token that may read /metrics"

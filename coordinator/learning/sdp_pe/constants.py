@@ -20,9 +20,9 @@ class Constants:
     """Every number and choice that shapes a run of SDP-PE; the defaults are those of `paper`.
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can. It
-        raises the factor of growth until they use the exploring episodes exactly.
+        raises the factor of growth until the stages use the exploring episodes exactly.
     growth: with `fill`, the least factor from one stage's length to the next.
-    first_stage: L_1; 0 derives it from `visits_per_noise`.
+    first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a). The
         unit is the standard deviation of a crude counter's noise, or of one count if that is
         larger. So noise, not K, sets the size of the first batches.
@@ -32,7 +32,8 @@ class Constants:
         the crude model P~cru from `memory`, to which a crude batch of one layer would add little.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
-    auxiliary_share: share of the fine batch that runs pi_0; the rest runs pi^ref.
+    auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest
+        runs pi^ref, the mixture of Eq. 4.
     best_share: share of the fine batch that runs the best policy in the previous stage's model (in
         the first stage: 0). Counts of this policy matter most when policies are eliminated.
     likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap.
@@ -57,11 +58,13 @@ class Constants:
     coverage_tolerance: certified relative gap at which the search for the coverage design ends, if
         its iterations do not end first.
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
-        enumerates them while there are at most 2^24 (see `active`). It changes no guarantee.
+        enumerates them while there are at most 2^24 (see `active`). The choice changes no
+        guarantee.
     radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 with C = `radius_scale`. `bootstrap` is `radius_scale` times a
-        quantile of a gap: of how much worse than another the best policy seems under resampled
-        counts (see `estimation`). The level of the quantile is 1 - delta / B for B stages.
+        quantile of a gap. The gap is how much worse than another policy the best policy seems under
+        resampled counts (see `estimation`). The level of the quantile is 1 - delta / B for B
+        stages.
     """
 
     name: str = "paper"
