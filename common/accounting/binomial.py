@@ -18,7 +18,7 @@ p than w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) are left out. By Bernstein's 
 mass is at most exp(-D) on each side. Upper bounds count this mass as infinite loss; lower bounds
 ignore it.
 
-This is an analysis of the protocol of paper 000 (section V, appendix D). It uses the distribution
+This module analyses the protocol of paper 000 (section V, appendix D). It uses the distribution
 itself where the paper uses Chernoff bounds and the constant 96.
 
 **Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). The number of
