@@ -235,7 +235,7 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with earlier uploads: of its slot under the same key, and of others."""
+    """Compares a report with earlier uploads of its slot under the same key, and of other slots."""
     if lease not in offer.leases:
         offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
         offer.over = True

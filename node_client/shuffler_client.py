@@ -2,9 +2,9 @@
 
 A request is retried if the fault is temporary: no connection, no answer, 429, 5xx, or an answer
 that is not the shuffler's. Before retry k, the delay is a random share of base * 2^k, so that nodes
-do not retry in step. It is added to ``Retry-After``. Only a problem document from the shuffler is
-final: it becomes a `RemoteError` with the same slug. A repeated request changes nothing at the
-shuffler, so a lost answer costs only another request.
+do not retry in step. The delay is added to ``Retry-After``. Only a problem document from the
+shuffler is final: it becomes a `RemoteError` with the same slug. A repeated request changes nothing
+at the shuffler, so a lost answer costs only another request.
 """
 
 import asyncio

@@ -8,10 +8,10 @@ slot's lease expires, and the shuffler gives the slot to somebody else.
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
 
-The node's owner lists the users of each node by ids of their own, such as e-mail addresses. This
-file and the shuffler know a user by `opaque_id`. So nobody without the owner's key can test whether
-a person took part, or take that person's place. With another key, everybody would be a new user. So
-the file remembers a digest of its key, and other keys are refused.
+The node's owner lists the users of each node by ids of their own, such as e-mail addresses. The
+file of users and the shuffler know a user by `opaque_id`. So nobody without the owner's key can
+test whether a person took part, or take that person's place. With another key, everybody would be a
+new user. So the file remembers a digest of its key, and other keys are refused.
 
 Simulated users have invented ids (16 bytes from the system's CSPRNG). One person could be asked
 under several invented ids, so these ids are for simulations and tests only.

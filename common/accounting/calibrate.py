@@ -27,11 +27,11 @@ counters: every counter gets beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
 (randomised response). Paper 004's alternative is discrete Laplace noise on each counter. At ratio q
-= f / (1 - f) it has exactly the same losses, so it gives the same (epsilon, beta). Its variance per
-user is 2 q / (1 - q)**2. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 - q)**2, half
-as much, because flips only need to hide a bit. So Riffle always uses flips. (Flipping ones and
-zeros with different probabilities would save 6 % at epsilon = 1 with one pair of cells, and more at
-larger epsilon. But the variance would depend on the data.)
+= f / (1 - f) it has exactly the same losses, so it gives the same (epsilon, beta). This noise has
+variance 2 q / (1 - q)**2 per user. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 -
+q)**2, half as much, because flips only need to hide a bit. So Riffle always uses flips. (Flipping
+ones and zeros with different probabilities would save 6 % at epsilon = 1 with one pair of cells,
+and more at larger epsilon. But the variance would depend on the data.)
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many

@@ -9,7 +9,7 @@ This is the central workflow of paper 000, Fig. 2. Users trust the coordinator a
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
 noisy counts are (epsilon, beta)-DP for replacing one user. Replacing one user moves at most
-``cells`` counters up by one and ``cells`` down. Each has the losses of its noise
+``cells`` counters up by one and ``cells`` down. Each of these counters has the losses of its noise
 (`common.accounting.binomial`), and the accountant composes these exactly. The proof needs:
 
 1. *Independent noise* on every counter.

@@ -14,9 +14,9 @@ distribution from its random bits, and no accountant has to trust a rounding of 
 **Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
 (`common.mechanism.central_model`).
 
-**Padding** fixes the number of messages of a report. Otherwise this number would tell everyone who
-sees the upload something about the user's data. Data and noise have separate slots. Only noise is
-ever dropped, and whether it is dropped does not depend on the data.
+**Padding** fixes the number of messages of a report. If this number varied, it would tell everyone
+who sees the upload something about the user's data. Data and noise have separate slots. Only noise
+is ever dropped, and whether it is dropped does not depend on the data.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Mixture:
             raise ValueError(f"a policy has an action outside 0..{sizes.A - 1}")
 
     def same_as(self, other: "Mixture") -> bool:
-        """Returns whether both deploy the same policies with the same weights."""
+        """Returns whether both mixtures have the same policies with the same weights."""
         return np.array_equal(self.policies, other.policies) and np.array_equal(
             self.weights, other.weights
         )

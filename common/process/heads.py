@@ -5,9 +5,9 @@ before anybody relies on it, the number is written into a folder outside the dat
 database's number is below the folder's, somebody emptied the database or replaced it by an older
 copy. The database has then lost something that somebody relies on.
 
-This order makes crashes harmless: the folder never has a number that is not yet durable in the
-database. If a process is killed between commit and write, the database is ahead of the folder. The
-next start accepts this database and updates the folder.
+This order of commit and write makes crashes harmless: the folder never has a number that is not yet
+durable in the database. If a process is killed between commit and write, the database is ahead of
+the folder. The next start accepts this database and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. So several
 processes may share the folder without a lock. If a process has its own folder, the folder lacks

@@ -8,9 +8,9 @@ rule expects, and sigma_i^2 is the variance of the noise on a transition count:
              the batch's own mixture under a first model of the transitions. k counts the states
              that may follow (h, x, a).
 
-Either weight is the share of a count's variance that comes from sampling. It is near one if there
-are many visits, and near m over the noise's variance if noise dominates. With `visits`, a batch
-that never goes to (h, x, a) adds no noise there.
+Either weight is the share of a count's variance that comes from sampling. The weight is near one if
+there are many visits, and near m over the noise's variance if noise dominates. With `visits`, a
+batch that never goes to (h, x, a) adds no noise there.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def conserve(
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
     `visits` (..., H, X, A) are visits with counters of their own. Their noise has 1 / `ratio` times
-    the variance of a transition count's noise. None means that visits are sums of transitions.
+    the variance of a transition count's noise. If `visits` is None, visits are sums of transitions.
     `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible

@@ -2,8 +2,8 @@
 
 The coordinator does not know the environment. The operator of a simulated environment knows the
 optimal value V*, and the value V of every deployed mixture, exactly. Values supplied for a run are
-stored beside it and marked as supplied. No learner reads them. They give the exact pseudo-regret
-after deployment i,
+stored beside it and marked as supplied. No learner reads them. These values give the exact
+pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
@@ -75,7 +75,8 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the others with at least as many episodes; None without any."""
+    """Returns bands over a run and the others with as many episodes or more; None without others.
+    """
     if not own.episodes.size:
         return None
     end = own.episodes[-1]

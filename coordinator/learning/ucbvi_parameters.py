@@ -1,10 +1,10 @@
 """UCBVI and private UCB-VI: optimistic backward induction before every episode.
 
-These are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017) without privacy,
-and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of 004. This module
-has their bonuses and noise; `coordinator.learning.ucbvi` is the compiled learner. Services cannot
-run these learners: the policy may change with every episode, so there is no batch that could hide a
-user.
+These two learners are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017)
+without privacy, and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers
+of 004. This module has their bonuses and noise; `coordinator.learning.ucbvi` is the compiled
+learner. Services cannot run these learners: the policy may change with every episode, so there is
+no batch that could hide a user.
 
 Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
 h = H-1..0,
@@ -30,8 +30,8 @@ tree has ceil(log2 K) levels. There are two sets of noise levels, named as in `p
 
 There are two bonuses. Each is the same for every environment, and every run records its own:
 
-- `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). It exceeds H - h
-  for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
+- `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). This bonus
+  exceeds H - h for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
 - `paper` with privacy (Qiao and Wang 2023, Algorithm 1), on counts raised by the add-on of Eq. 7:
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).

@@ -1,7 +1,7 @@
 """A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
 
-``riffle up`` and the system tests use this network. It ends only processes that it started, by
-their ids.
+``riffle up`` and the system tests use this network. The network ends only processes that it
+started, by their ids.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ everybody else has bit 0, that number exposes the user. This happens with probab
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
 for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
 the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n
-numbers z. It is infinite if one of them is m + 1.
+numbers z. This mean is infinite if one of the numbers is m + 1.
 """
 
 import math

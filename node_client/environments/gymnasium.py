@@ -7,7 +7,8 @@ generator with 64 bits of the given randomness. So test runs are reproducible, b
 deployed node are not.
 
 Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
-``P[x][a]``, a list of (probability, x', reward, terminated). Their MDP is known.
+``P[x][a]``, a list of (probability, x', reward, terminated). The MDP of such an environment is
+known.
 """
 
 import importlib

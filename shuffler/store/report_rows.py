@@ -10,7 +10,7 @@ One transaction changes sum, keys, leases and the count of reports. So after a c
 replica, the sum is over exactly the accepted reports. The sum is encrypted under the batch's secret
 and bound to the number of its reports.
 
-Each key may occur once in a batch. To notice a second one, the store compares tags of the keys.
+Each key E may occur once in a batch. To notice a second one, the store compares tags of the keys.
 Only the batch's secret can make a tag, so the tags of an erased batch do not reveal its keys.
 """
 

@@ -19,10 +19,11 @@ parts are exact to different degrees:
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
   least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }, and no policy
   is eliminated that enumeration would keep. If least_b = sure_b in every stage, the set is phi
-  itself. They are equal if the newest model's best policy satisfies the earlier constraints.
+  itself. These two numbers are equal if the newest model's best policy satisfies the earlier
+  constraints.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
-  the best policy that takes a at (h, x) stays below least_b. This is exact for each constraint by
-  itself. All plans use only the remaining decisions.
+  the best policy that takes a at (h, x) stays below least_b. This rule is exact for each constraint
+  by itself. All plans use only the remaining decisions.
 - **best and best_visits** return members that `lagrangian` finds. `bound` says how good they are.
 - **bound** is the value of a linear program over one occupancy measure of the given model. Its
   feasible set contains phi: the newest constraint V_B(pi) >= least_B is weakened by

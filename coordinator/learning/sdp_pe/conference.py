@@ -1,6 +1,6 @@
 """SDP-PE, conference variant: Algorithms 1-3 of paper 003.
 
-It differs from paper 000 (`sdp_pe.algorithm`) in three places:
+Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
 - a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
 - fine exploration has no optimal design: every pi_{h,x,a}, the active policy that visits (h, x, a)

@@ -10,7 +10,7 @@ crude batches, and `memory` adds the batches of earlier stages, with the weights
 `shrinkage` standard deviations of noise as pseudo-visits, distributed like the mean over all steps.
 This is biased if steps differ.
 
-**Bootstrap radius.** It replaces line 9 of Algorithm 1. New counts are drawn around the
+**Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw goes through the
 same estimator. The values V^ are estimated without shrinkage, the values V_d of the draws with
 shrinkage. So the gaps include the bias of shrinkage, as far as the counts show it. Let pi^ be the
@@ -180,7 +180,7 @@ def _prefetch(
 ) -> Iterator[list[Evidence]]:
     """Yields `draw(size)` for each size, in order; a thread draws the next while one is in use.
 
-    It is always the same thread, so the generator's numbers come in the order of the sizes.
+    The thread is always the same, so the generator's numbers come in the order of the sizes.
     """
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(draw, sizes[0])
