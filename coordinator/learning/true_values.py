@@ -75,7 +75,9 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the others with as many episodes or more; None without others.
+    """Returns bands over a run and the other runs that have at least as many episodes.
+
+    Returns None if there is no such other run, or if the run itself has no episodes.
     """
     if not own.episodes.size:
         return None
