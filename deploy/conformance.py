@@ -273,8 +273,8 @@ def session(
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
     The session ends when the client did nothing for ``idle`` seconds, or after ``longest`` seconds.
-    A bad offer is refused if nobody asks for its slots until ``grace`` seconds after it was fetched
-    and after the client's last request for slots or upload.
+    A bad offer counts as refused if nobody asks for its slots for ``grace`` seconds after it was
+    fetched and after the client's last request for slots or upload.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]

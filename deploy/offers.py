@@ -241,7 +241,7 @@ def _named(document: Json) -> Json:
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     """Returns the offer of a descriptor, which need not be valid.
 
-    Members that are named in ``how`` are left out: they say how it is served and signed.
+    Members that are named in ``how`` are left out: they say how the offer is served and signed.
     """
     pair = KeyPair.generate()
     how: Json = {"listed": document.get("batch_id"), "first": "", "label": LABEL_DEPOSIT}

@@ -236,7 +236,7 @@ def _log_term(setting: Setting) -> float:
 
 
 def checkpoints_of(K: int, given: Sequence[int] | None = None) -> Ints:
-    """Returns the given episodes, or by default K/100, 2K/100, ..., and K, in order.
+    """Returns the checkpoints in order: those given (default: K/100, 2K/100, ...), and K.
 
     Raises LocalError ``invalid-spec`` if K is below one, or a given episode is outside 1..K.
     """

@@ -1,9 +1,9 @@
 """The simulator for Python: ``riffle.simulate``, ``riffle.sweep`` and their results.
 
-Both work in notebooks and in scripts, with or without a main guard. An environment is a name, an
-object with Riffle's or Gymnasium's interface, or a function or class that makes such an object. A
-learner is a name or a class, such as a subclass of `OwnLearner`. Each may come in a pair with its
-parameters: ``("RiverSwim-v0", {"states": 6})``.
+Both functions work in notebooks and in scripts, with or without a main guard. An environment is a
+name, an object with Riffle's or Gymnasium's interface, or a function or class that makes such an
+object. A learner is a name or a class, such as a subclass of `OwnLearner`. Each may come in a pair
+with its parameters: ``("RiverSwim-v0", {"states": 6})``.
 """
 
 from __future__ import annotations

@@ -136,7 +136,8 @@ class UserLease:
 
         While the shuffler is away or a file cannot be used, waits until the batch is over. If the
         call is cancelled, the report is still sent. Raises LocalError ``wrong-state`` if steps are
-        missing and ``late`` if the episode is over, RemoteError if the shuffler refuses the report.
+        missing, LocalError ``late`` if the episode is over, and RemoteError if the shuffler refuses
+        the report.
         """
         if len(self.open_steps()) < (H := self._app.sizes.H):
             detail = f"{self.step} of {H} steps are recorded; or give up"
@@ -244,10 +245,10 @@ class Participant(AsyncExitStack):
         allow epochs and the person's lifetime limit is not reached.
 
         Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
-        cannot be used, ``user-unavailable`` if the user was asked before or the report would pass
-        the user's lifetime limit, ``late`` if the episode is over, ``invalid-spec`` if the id is
-        empty, has over 200 characters, or has blanks other than single ones inside, and RemoteError
-        if the shuffler refuses the user or the node.
+        cannot be used. Raises LocalError ``user-unavailable`` if the user was asked before or the
+        report would pass the user's lifetime limit, and ``late`` if the episode is over. Raises
+        LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or has blanks other
+        than single ones inside. Raises RemoteError if the shuffler refuses the user or the node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):

@@ -72,7 +72,7 @@ class SealKeys:
 
     @property
     def size(self) -> int:
-        """The report's size in messages: L or, for a vector, the number with as many bytes."""
+        """The report's size in messages: L or, for a vector, the number that has as many bytes."""
         return -(-self.report_bytes // MESSAGE_BYTES) if self.word_bits else self.messages
 
 

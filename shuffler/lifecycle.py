@@ -203,7 +203,8 @@ class BatchLifecycle:
         """Erases a batch that the analyzer has received; counts failed messages against nodes.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
-        claims that these did not open, and cannot prove it. So it may name any messages:
+        claims that these did not open, and cannot prove it. So the coordinator may name any
+        messages, with these effects:
         - It learns nothing. No answer, check, status, record or time depends on who sent these
           messages, and its token cannot read the list of nodes.
         - It can show the shuffler's operator how many messages of its choice each node sent. If the

@@ -104,8 +104,9 @@ class Account:
 def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds.
 
-    Epsilon is infinity if the noise is too small, or the slots too few, for any epsilon at this
-    beta. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of range.
+    Epsilon is infinity if, at this beta, no epsilon holds: the noise is too small, or a report has
+    too few slots. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of
+    range.
     """
     _ = event.honest  # checks n and the dishonest fraction
     check_batch(event.cells, event.counters, beta)

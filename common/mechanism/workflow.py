@@ -7,8 +7,8 @@
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
 
-Descriptor, leases, seals, permutation and ledger are the same in all three. With the trust
-model ``shuffle``, a report may also be one masked vector (`common.mechanism.sums`).
+Descriptor, leases, seals, permutation and ledger are the same in all three workflows. With the
+trust model ``shuffle``, a report may also be one masked vector (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass

@@ -101,7 +101,7 @@ class RoleSettings(BaseSettings):
 
 
 class DemandSettings(RoleSettings):
-    """The demands on every batch that a node's owner and a shuffler's operator both set."""
+    """Demands on every batch. Both a node's owner and a shuffler's operator set them."""
 
     coordinator_key: str | None = Field(
         default=None, description="coordinator's Ed25519 public key, hex"

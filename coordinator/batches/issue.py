@@ -105,8 +105,8 @@ class Issuer:
     def expires_at(self, seconds: int) -> int:
         """Returns the end of a batch that is issued now and may be open for ``seconds``.
 
-        With epochs, this is at most the end of the next epoch, because the shuffler takes no batch
-        of a later epoch.
+        With epochs, the returned time is at most the end of the next epoch, because the shuffler
+        takes no batch of a later epoch.
         """
         now = int(self.clock())
         epoch = Epoch.of(now, self.epoch_seconds)

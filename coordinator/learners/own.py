@@ -140,9 +140,9 @@ class OwnLearner(ABC):
 def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
 
-    Visits below one standard deviation of their noise are raised to it, so that noise on a rarely
-    visited pair does not look like a reward. Rows of P may then sum to less than one. The missing
-    probability leads to no state.
+    Visits below one standard deviation of their noise are raised to this deviation, so that noise
+    on a rarely visited pair does not look like a reward. Rows of P may then sum to less than one.
+    The missing probability leads to no state.
 
     Raises LearnerError if the batch counted only one layer, and so no rewards.
     """

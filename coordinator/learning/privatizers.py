@@ -27,7 +27,7 @@ A)`.
 
 **Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
 trusted agent sees every contribution and releases S_t for t = 1..T. The dyadic blocks of level j
-end at the multiples of 2^j. S_t is the sum of one block for each 1-bit of t:
+end at the multiples of 2^j. S_t is the sum of one block for each bit of t that is 1:
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 

@@ -66,11 +66,11 @@ class Primitive:
 class Split:
     """Processor time by purpose, in seconds of one core.
 
-    ``crypto``: sealing and opening processes, and the shuffler's outer opens. ``http``: the event
-    loops of all three roles. ``store``: the shuffler's other threads, including the permutation.
-    ``episodes``: the nodes' other threads, including noise and encoding. ``coordinator``: the
-    coordinator's other threads (store, counting, ledger, the learner's planning); its parts are
-    known in wall time only.
+    ``crypto``: sealing and opening processes, and the shuffler's opening of outer seals. ``http``:
+    the event loops of all three roles. ``store``: the shuffler's other threads, including the
+    permutation. ``episodes``: the nodes' other threads, including noise and encoding.
+    ``coordinator``: the coordinator's other threads (store, counting, ledger, the learner's
+    planning); its parts are known in wall time only.
     """
 
     crypto: float
@@ -81,7 +81,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """Splits the roles' processor time; ``outer_seconds`` is the time of outer opens."""
+        """Splits the roles' processor time; ``outer_seconds`` is for outer seals."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -183,7 +183,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the benchmark's document for a counted deployment and the resources that it used.
 
-    ``nodes_http`` is the nodes' part of the split's ``http``. The servers' cost leaves it out.
+    ``nodes_http`` is the nodes' part of the split's ``http``. The servers' cost leaves
+    ``nodes_http`` out.
     """
     n, total = row["n"], row["n"] * row["messages"]
     own = Primitive(*map(fmean, zip(*map(astuple, primitives), strict=True)))

@@ -168,7 +168,8 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Checks the settings of each role that has variables in ``environment``.
 
-    ``environment`` must be this process's own, because settings are read from there.
+    ``environment`` must be this process's own, because settings are read from the process's own
+    environment.
     """
     for role in ROLE_SETTINGS:
         if not any(name.upper().startswith(role.prefix()) for name in environment):

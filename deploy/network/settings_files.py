@@ -64,7 +64,7 @@ def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[st
 def read_addresses(
     folder: Path, shuffler_url: str | None, coordinator_url: str | None
 ) -> tuple[str, str]:
-    """Returns the addresses of shuffler and coordinator: the folder's, the given, or defaults.
+    """Returns both services' addresses: those in the folder, else those given, else defaults.
 
     Raises ValueError if an address is malformed, or differs from the folder's.
     """

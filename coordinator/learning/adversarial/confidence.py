@@ -63,7 +63,8 @@ class Box:
     """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
     Padding cells are [0, 0]. Padding states, which are never reached, may have all successors of
-    their step. `widened` (H, W, A) is the module's s of each row, zero if it was not widened.
+    their step. `widened` (H, W, A) is each row's shift s (see the module), zero if the row was not
+    widened.
     """
 
     lower: FloatArray
