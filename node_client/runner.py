@@ -185,7 +185,8 @@ class Runner:
     async def job(self, node: NodeState, batch_id: str) -> Job:
         """Returns a checked batch; checks it now if this process has not done so.
 
-        Raises RemoteError if it is refused, LocalError if the shuffler does not serve it.
+        Raises RemoteError if the batch is refused, and LocalError if the shuffler does not serve
+        it.
         """
         if (known := self._jobs.get(batch_id)) is not None:
             return known

@@ -84,8 +84,8 @@ def whole_reports(room: int, size: int) -> int:
 def seal_reports(keys: SealKeys, reports: Report) -> bytes:
     """Seals every report (reports, entries) to the batch key; returns them concatenated.
 
-    First, it seals every message to the analyzer, or masks every vector under a fresh key from the
-    CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
+    Before that, every message is sealed to the analyzer, or every vector is masked under a fresh
+    key from the CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
     """
     analyzer_key, info, symbols = keys.analyzer_key, keys.message_info, keys.symbols
     if keys.word_bits:

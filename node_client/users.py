@@ -179,7 +179,7 @@ class Users:
     def keep_episode(self, user: str, episode: str | None) -> None:
         """Replaces or deletes a user's episode. Overwrites the former one, also in SQLite's log.
 
-        It cannot overwrite copies in a file system, on a flash disk or in a backup.
+        Copies in a file system, on a flash disk or in a backup are not overwritten.
         """
         self._write("UPDATE users SET episode = ? WHERE user = ?", [(episode, user)])
         self._rows("PRAGMA wal_checkpoint(TRUNCATE)", ())

@@ -212,7 +212,8 @@ async def status(
 async def deposits(core: Core) -> wire.Deposits:
     """Lists the ids of open batches, for a coordinator whose store may be an older copy.
 
-    The list tells the coordinator no more than the statuses of batches, which it may read anyway.
+    The list tells the coordinator no more than the statuses of batches, which the coordinator may
+    read anyway.
     """
     return wire.Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 

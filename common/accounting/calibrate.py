@@ -135,10 +135,10 @@ def calibrate(
 ) -> Calibration[Noise]:
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
-    "exact" gives the required guarantee with the fewest expected 1-bits. "paper" gives the noise of
-    paper 000, and "conference" that of paper 003; the result's `account.epsilon_upper` says what
-    this noise guarantees. The aggregation "sums" has the same noise as "messages" and no padding,
-    so it ignores `max_messages`.
+    "exact" gives the required guarantee with the fewest expected noise bits that are 1. "paper"
+    gives the noise of paper 000, and "conference" that of paper 003; the result's
+    `account.epsilon_upper` says what this noise guarantees. The aggregation "sums" has the same
+    noise as "messages" and no padding, so it ignores `max_messages`.
 
     Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
     noise bits, or if epsilon is too small for the accountant. Raises ValueError for other faults.
@@ -253,7 +253,7 @@ def _smallest_batch(request: _Request, max_messages: int) -> int | None:
 
 
 def paper_tau(epsilon: float, beta: float, sizes: Sizes, *, split: bool = True) -> int:
-    """Returns the papers' tau, rounded up: twice the expected 1-bits of a counter.
+    """Returns the papers' tau, rounded up: twice the expected number of 1s on a counter.
 
     With ``split``, beta is split over all (h, x, a), as in paper 000; paper 003 does not split it.
 

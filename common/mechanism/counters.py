@@ -195,8 +195,9 @@ class CounterLayout:
     def cells(self) -> int:
         """The most counters that replacing one user moves up by one; as many may move down.
 
-        Every family has one symbol per step, so two episodes differ in at most one cell up and one
-        down for each family and step in scope. The accountant relies on this number (`account`).
+        Every family has one symbol per step, so replacing an episode moves at most one counter up
+        and one down for each family and step in scope. The accountant relies on this number
+        (`account`).
         """
         return len(self.shapes) * self.layers
 

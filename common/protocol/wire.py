@@ -193,7 +193,7 @@ class Acknowledgement(Document):
     """The analyzer has durably counted these messages, so the shuffler may erase them.
 
     ``failed`` lists messages that did not open, or named no counter, by their places in the order
-    of the hand-over. This is the coordinator's unproven claim.
+    of the hand-over. The list is the coordinator's unproven claim.
     """
 
     messages_sha256: Hex32

@@ -304,8 +304,8 @@ class History(Answer):
 class TrueValueCurve(Answer):
     """True values that an operator supplied (`coordinator.learning.true_values`), and regret.
 
-    One entry for each deployment that executed episodes; ``episodes`` and ``regret`` are
-    cumulative.
+    Each list has one entry for each deployment that executed episodes. ``episodes`` and ``regret``
+    are cumulative.
     """
 
     optimal_value: float | None = Field(description="V*; null when nothing was supplied")

@@ -112,12 +112,12 @@ class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
     `active_before` and `active_after` are the numbers of active policies; policies that differ only
-    in impossible start states count as one. They are None if an implicit active set cannot be
-    counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any more.
-    `radius` is the elimination threshold in units of value. `best_value` is the largest estimated
-    value in the active set. `E` is the precision of the stage's fine counts. `infrequent` is the
-    share of tuples (h, x, a, x') in W. `coverage_gap` is the certificate sup_mu sum d_mu/d_pi over
-    its bound, minus one (Eq. 4).
+    in impossible start states count as one. Both numbers are None if an implicit active set cannot
+    be counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any
+    more. `radius` is the elimination threshold in units of value. `best_value` is the largest
+    estimated value in the active set. `E` is the precision of the stage's fine counts. `infrequent`
+    is the share of tuples (h, x, a, x') in W. `coverage_gap` is the certificate sup_mu sum
+    d_mu/d_pi over its bound, minus one (Eq. 4).
     """
 
     stage: int

@@ -131,7 +131,7 @@ class Store(queries.Queries):
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases to ``holder`` all runs with work that nobody drives.
 
-        With ``start``, it also leases the runs that this holder still held when it last ended. On
+        With ``start``, also leases the runs that this holder still held when it last ended. On
         SQLite, which belongs to one process, these are all runs with work.
         """
         free = _leases.c.until <= now

@@ -92,7 +92,7 @@ def load_command(
     """Load a network with real nodes and name its bottleneck.
 
     The exit code is 1 if there is a bottleneck: too few of the due reports were accepted promptly.
-    With --find-capacity, it is 1 if the network carried no rate.
+    With --find-capacity, the exit code is 1 if the network carried no rate.
     """
     if capacity and network is not None:
         fail("--find-capacity would overload the network of --network: leave one out", Exit.USAGE)

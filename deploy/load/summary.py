@@ -58,8 +58,8 @@ class Evidence:
     ``opening`` are those of an average process of their pools; ``shuffler`` and ``coordinator`` are
     those of the services (None if they run elsewhere). ``refused``: answers 429. ``busy``: the busy
     share of all processors' time. ``others``: processors that other programs used (0 if the
-    services run elsewhere). ``answering``: the share of the time that nodes waited for slots and
-    uploads in which the shuffler worked on them; None if unknown.
+    services run elsewhere). ``answering``: of the time that nodes waited for slots and uploads, the
+    share in which the shuffler worked on them; None if unknown.
     """
 
     due: int

@@ -142,7 +142,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines above LARGE_K
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
     """Returns a line for each privacy model and calibration of a paper 004 algorithm.
 
-    One more line is uniform play. UOB-LBPS has another one, with Eq. 4.1 as the paper writes it.
+    One more line is uniform play. UOB-LBPS has another line, with Eq. 4.1 as the paper writes it.
     """
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [

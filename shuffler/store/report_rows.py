@@ -91,7 +91,7 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 
 
 def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
-    """Raises LocalError ``unavailable`` if the disk has no room for this and all open batches.
+    """Raises LocalError ``unavailable`` if the disk lacks room for this batch and all open ones.
 
     Space that erased batches left in the file counts as free. PostgreSQL's disk is not checked,
     because it may be on another machine.
