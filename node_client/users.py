@@ -230,12 +230,12 @@ class Users:
             self._database.execute("PRAGMA secure_delete = ON")
             self._database.executescript("BEGIN EXCLUSIVE; COMMIT;")  # take the lock and keep it
             version = int(self._database.execute("PRAGMA user_version").fetchone()[0])
+            if version > SCHEMA_VERSION:
+                detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
+                raise LocalError("unavailable", f"{detail}; update Riffle")
             if version == 0:
                 self._database.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
             bind_key(self._database, self._path, key)
         except sqlite3.Error as error:
             detail = f"cannot open {self._path}: {error}; does another node process use it?"
             raise LocalError("unavailable", detail) from error
-        if version > SCHEMA_VERSION:
-            detail = f"{self._path} has version {version}, newer than {SCHEMA_VERSION}"
-            raise LocalError("unavailable", f"{detail}; update Riffle")

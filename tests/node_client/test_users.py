@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -104,13 +105,18 @@ def test_two_processes_cannot_share_a_file(tmp_path: Path) -> None:
     users.close()
 
 
-def test_a_newer_file_is_refused(tmp_path: Path) -> None:
-    Users(tmp_path, None).close()
-    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+@pytest.mark.parametrize("bound", [None, b"k" * 32])
+@pytest.mark.parametrize("key", [None, b"j" * 32])
+def test_a_newer_file_is_refused(tmp_path: Path, bound: bytes | None, key: bytes | None) -> None:
+    """And left alone, whichever users key was given to it before and is given now."""
+    file = tmp_path / FILE_NAME
+    Users(tmp_path, None, bound).close()
+    with closing(sqlite3.connect(file)) as database:
         database.execute("PRAGMA user_version = 99")
-    database.close()
+    before = file.read_bytes()
     with pytest.raises(LocalError, match="version 99"):
-        Users(tmp_path, None)
+        Users(tmp_path, {NODE: ["ab" * 16]}, key)
+    assert file.read_bytes() == before
 
 
 def test_an_unusable_directory_or_file_is_explained(tmp_path: Path) -> None:
