@@ -21,6 +21,7 @@ from riffle.node_client import main as module
 from riffle.node_client.episode import encode_episode
 from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 from riffle.node_client.participant import Participant, UserLease
+from riffle.node_client.sealing import seal_reports
 from riffle.node_client.users import Users, opaque_id
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
@@ -453,6 +454,12 @@ def test_an_early_end_is_reported_with_the_absorbing_state(app: App) -> None:
     [
         ({"users_key_file": None}, "openssl rand -hex 32"),
         ({"no_such_setting": 1}, "no_such_setting"),
+        ({"shuffler_url": "http://shuffler:8401"}, "TLS is mandatory off loopback"),
+        ({"shuffler_url": "https://shuffler:8401"}, "test_entry needs a shuffler on loopback"),
+        (
+            {"shuffler_url": "https://shuffler:1", "test_entry": False, "max_owner_share": 0.11},
+            "max_owner_share 0.11 must not be above min_dishonest_fraction 0.1",
+        ),
     ],
 )
 def test_an_app_is_told_what_is_wrong_with_its_settings(
@@ -540,7 +547,9 @@ def test_a_limit_is_refused_before_anything_leaves(app: App) -> None:
     assert [len(charged(app, user)) for user in ("ann", "bob")] == [1, 1]
 
 
-@pytest.mark.parametrize("end", ["report", "give up", "time", "the shuffler is away"])
+@pytest.mark.parametrize(
+    "end", ["report", "give up", "time", "the shuffler is away", "the shuffler refuses"]
+)
 def test_a_report_is_charged_before_the_episode_and_stays_charged(end: str, app: App) -> None:
     batch = app.fake.deposit(world.signed(episode_seconds=HOUR))
 
@@ -553,6 +562,10 @@ def test_a_report_is_charged_before_the_episode_and_stays_charged(end: str, app:
                 await lease.report()
             elif end == "give up":
                 lease.give_up()
+            elif end == "the shuffler refuses":
+                app.fake.lose_leases = True
+                with pytest.raises(RemoteError, match="refused"):
+                    await lease.report()
             else:
                 if end != "time":
                     app.fake.faults, app.fake.faulty = ["refused"] * 6, ""
@@ -564,7 +577,7 @@ def test_a_report_is_charged_before_the_episode_and_stays_charged(end: str, app:
 
     asyncio.run(go())
     assert charged(app, "ann") == [batch.descriptor.batch_id]
-    assert len(batch.reports) == (end != "the shuffler is away")
+    assert len(batch.reports) == (not end.startswith("the shuffler"))
 
 
 def test_an_app_that_dies_after_the_charge_sends_one_report_for_it(app: App) -> None:
@@ -716,3 +729,154 @@ def test_steps_leave_the_disk_and_stay_gone_while_the_shuffler_is_away(app: App,
     asyncio.run(go())
     assert len(batch.reports) == 1
     assert not counts(app.fake).any(), "noise only"
+
+
+def test_steps_leave_the_disk_when_the_app_starts_after_the_lease(app: App) -> None:
+    """Nothing can be sent any more, so nothing is left to keep them for."""
+    batch = app.fake.deposit(world.signed(episode_seconds=3_600))
+
+    async def go() -> None:
+        participant = await app.participant().__aenter__()
+        lease = await participant.lease("ann")
+        play(lease, 1, play(lease, 0, 0))
+        mark = steps_on_disk(lease)
+        await app.kill(participant)
+        assert mark in app.on_disk()
+        app.time.now = float(lease.row.lease.expires_at)
+        async with app.running():
+            await quiet()
+            assert mark not in app.on_disk()
+
+    asyncio.run(go())
+    assert not batch.reports
+
+
+def test_a_report_that_the_disk_did_not_take_does_not_leave(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise an app that is killed then would seal, and send, a second one."""
+    app.fake.deposit(world.signed())
+    keep, full = Users.keep_episode, [True]
+
+    def on_a_full_disk(users: Users, user: str, episode: str | None) -> None:
+        if full and episode and json.loads(episode)["sealed"]:
+            raise LocalError("unavailable", "the disk is full")
+        keep(users, user, episode)
+
+    monkeypatch.setattr(Users, "keep_episode", on_a_full_disk)
+
+    async def go() -> None:
+        participant = await app.participant().__aenter__()
+        lease = await participant.lease("ann")
+        play(lease, 1, play(lease, 0, 0))
+        report = asyncio.create_task(lease.report())
+        await app.time.pass_by(25)  # it is tried again
+        assert not app.fake.uploads
+        await app.kill(participant)
+        report.cancel()
+        await asyncio.gather(report, return_exceptions=True)
+        full.clear()
+        async with app.running() as again:
+            await (await again.lease("ann")).report()
+
+    asyncio.run(go())
+    assert len(app.fake.uploads) == 1
+
+
+def test_an_app_asks_nobody_whose_report_would_be_too_late(app: App) -> None:
+    batch = app.fake.deposit(world.signed())
+
+    async def go() -> None:
+        async with app.running() as participant:
+            app.fake.lease_ends = int(app.time.now)
+            with pytest.raises(LocalError, match="try again later"):
+                await participant.lease("ann")
+            assert participant._users.episodes() == []
+            app.fake.lease_ends = None
+            await whole(participant, "ann")
+
+    asyncio.run(go())
+    assert len(batch.reports) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, world.SUMS], ids=["messages", "sums"])
+def test_nobody_sees_by_its_length_whether_a_report_holds_an_episode(
+    app: App, changes: dict[str, Any]
+) -> None:
+    batch = app.fake.deposit(world.signed(**changes))
+
+    async def go() -> None:
+        async with app.running(aggregations=("messages", "sums")) as participant:
+            await whole(participant, "ann")
+            (await participant.lease("bob")).give_up()
+            late = await participant.lease("carl")
+            play(late, 1, play(late, 0, 0))
+            await app.time.pass_by(late.ends_at - app.time.now)
+            await quiet()
+
+    asyncio.run(go())
+    sizes = [len(report) for report in batch.reports.values()]
+    assert sizes == [batch.descriptor.report_bytes] * 3
+
+
+def test_an_app_reads_its_pins_at_every_batch(app: App) -> None:
+    """A key that is pinned later costs no report, and one that is pinned no more gets none."""
+    pins, right, other = app.folder / "pins", world.ANALYZER.public.hex(), "ab" * 32
+
+    async def go() -> None:
+        async with app.running(analyzer_keys_file=pins) as participant:
+            for number, pinned in enumerate((other, right, other)):
+                pins.write_text(pinned)
+                app.fake.batches.clear()
+                app.fake.deposit(world.signed(deployment=number))
+                if pinned == right:
+                    await whole(participant, "ann")
+                else:
+                    with pytest.raises(LocalError, match="try again later"):
+                        await participant.lease("bob")
+
+    pins.write_text(other)
+    asyncio.run(go())
+    assert len(app.fake.uploads) == 1
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1])
+def test_a_report_is_charged_at_the_share_of_dishonest_reports_that_the_owner_demands(
+    app: App, fraction: float
+) -> None:
+    """The coordinator's own assumption, 0.1 here, may be another."""
+    app.fake.deposit(world.signed())
+
+    async def go() -> None:
+        demands = {"min_dishonest_fraction": fraction, "lifetime_epsilon": 50.0}
+        async with app.running(**limited(app) | demands) as participant:
+            await whole(participant, "ann")
+
+    asyncio.run(go())
+    heads = HeadFolder(app.folder, NAME)
+    book = PersonalLedger(app.folder / "ledger.sqlite", heads, Limit(1.0, 1e-2))
+    (((_, charge),),) = book.histories().values()
+    assert charge.event is not None
+    assert charge.event.dishonest_fraction == fraction
+
+
+def test_an_app_that_is_too_slow_takes_no_slot_and_says_so(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It measures its speed before it asks the first person."""
+    app.fake.deposit(world.signed())
+
+    def slow(*values: Any) -> bytes:
+        app.time.now += 0.6 * app.fake.lease_seconds
+        return seal_reports(*values)
+
+    monkeypatch.setattr("riffle.node_client.participant.seal_reports", slow)
+
+    async def go() -> None:
+        async with app.running() as participant:
+            participant._pipeline.monotonic = app.time.clock
+            with pytest.raises(LocalError, match="try again later"):
+                await participant.lease("ann")
+
+    asyncio.run(go())
+    assert (app.fake.requests["leases"], app.fake.declined) == (0, ["too-slow"])
