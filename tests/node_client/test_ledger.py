@@ -158,6 +158,25 @@ def test_a_process_that_dies_before_the_head_is_written_leaves_a_ledger_that_ope
     assert book.head.written() > number
 
 
+def test_the_head_never_has_a_number_that_the_file_may_lose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that dies in between would leave a ledger that counts as an older copy."""
+    book, write = ledger(tmp_path), HeadFolder.write
+    durable: list[bool] = []
+
+    def looking(head: HeadFolder, number: int) -> None:
+        with closing(sqlite3.connect(book.file)) as database:
+            durable.append(database.execute("SELECT number FROM head").fetchone() == (number,))
+        write(head, number)
+
+    monkeypatch.setattr(HeadFolder, "write", looking)
+    book.check()
+    book.charge(PEOPLE, charge())
+    book.give_back(PEOPLE, charge())
+    assert durable == [True] * 3
+
+
 def test_a_damaged_ledger_and_one_of_another_version_are_refused(tmp_path: Path) -> None:
     book = ledger(tmp_path)
     book.check()

@@ -355,6 +355,25 @@ def test_what_must_not_be_forgotten_is_in_the_head_before_it_is_answered(api: Ap
         assert head(api) == before + 2, what
 
 
+def test_the_head_never_has_a_number_that_the_store_may_lose(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service killed in between would take its own store for an older copy."""
+    write, durable = Head.write, list[bool]()
+
+    def looking(of: Head, number: int) -> None:
+        with api.core._store.engine.connect() as connection:
+            durable.append(of._read(connection) >= number)
+        write(of, number)
+
+    monkeypatch.setattr(Head, "write", looking)
+    api.fill(batch := api.deposit())
+    api.enrol(1)
+    api.messages(batch)
+    preflight(api.settings)
+    assert durable == [True] * 4
+
+
 def test_a_store_rolled_back_under_the_service_is_written_no_more(api: Api) -> None:
     batch = api.deposit()
     lease = api.leases(batch, [user(0)])[0]
@@ -380,7 +399,7 @@ def test_only_its_owner_may_enter_the_data_folder(api: Api, tmp_path: Path) -> N
 @both_aggregations
 def test_open_batches_of_an_accepted_older_store_are_abandoned(api: Api) -> None:
     """They may have been released since; a second release would differ in a few reports only."""
-    batch = api.deposit()
+    batch, *others = (api.deposit(deployment=number) for number in range(3))
     lease = api.leases(batch, [user(0)])[0]
     api.upload(batch, [(lease.lease, batch.report())])
     preflight(api.settings)
@@ -388,7 +407,8 @@ def test_open_batches_of_an_accepted_older_store_are_abandoned(api: Api) -> None
     store_head(api.settings).write(99)
     preflight(api.settings.model_copy(update={"accept_older_store": 99}))
     api.restart()
-    assert api.status(batch)["state"] == "abandoned"
+    assert {api.status(one)["state"] for one in (batch, *others)} == {"abandoned"}
+    assert secrets(api) == []
 
 
 def test_a_file_deleted_under_the_service_is_written_no_more(api: Api) -> None:

@@ -252,3 +252,21 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="cannot be used"):
         Store(f"sqlite:///{tmp_path / 'absent' / 'store.sqlite'}", Head(tmp_path, "", meta))
+
+
+def test_the_head_never_has_a_number_that_the_store_may_lose(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service killed in between would take its own store for an older copy."""
+    write, durable = Head.write, list[bool]()
+
+    def looking(of: Head, number: int) -> None:
+        with store._engine.connect() as connection:
+            durable.append(of._read(connection) >= number)
+        write(of, number)
+
+    monkeypatch.setattr(Head, "write", looking)
+    to_sealed(store)
+    store.settle(LEASE, settlement(), NOW)
+    store.stop(RUN_ID, NOW)
+    assert durable == [True] * 4
