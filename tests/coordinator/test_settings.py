@@ -64,8 +64,11 @@ def test_off_loopback_an_owner_may_not_hold_a_whole_batch(tmp_path: Path) -> Non
     remote = "https://shuffler:8401"
     assert settings(tmp_path, shuffler_url=remote).max_owner_share == 0.05
     assert settings(tmp_path).max_owner_share == 1.0, "on loopback all nodes are one owner's"
-    with pytest.raises(ValidationError, match="max_owner_share must be below 1"):
-        settings(tmp_path, shuffler_url=remote, max_owner_share=1.0)
+    here = "http://127.0.0.1:8401"
+    for replicas in (remote, f"{here},{remote}", f"{remote},{here}"):
+        assert settings(tmp_path, shuffler_url=replicas, max_owner_share=0.99)
+        with pytest.raises(ValidationError, match="max_owner_share must be below 1"):
+            settings(tmp_path, shuffler_url=replicas, max_owner_share=1.0)
 
 
 def test_the_defaults_protect(tmp_path: Path) -> None:

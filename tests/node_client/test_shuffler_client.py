@@ -79,6 +79,7 @@ class Script:
         httpx.ConnectError("no"),
         httpx.ReadTimeout("lost"),
         httpx.RemoteProtocolError("cut"),
+        problem("too-slow"),
         problem("too-many-requests"),
         problem("unavailable"),
         problem("internal"),

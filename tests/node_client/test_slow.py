@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from riffle.common.mechanism.counters import Ints
-from riffle.node_client.pipeline import Totals
+from riffle.common.protocol.wire import Lease
+from riffle.node_client.pipeline import Job, Pipeline, Totals
 from riffle.node_client.sealing import SealKeys
+from riffle.node_client.settings import Credential
+from riffle.node_client.shuffler_client import ShufflerClient
+from riffle.node_client.trust import accept
+from riffle.node_client.users import Users
 from tests.node_client import world
 from tests.node_client.fake_shuffler import FakeShuffler
-from tests.node_client.running import Failing, in_thread, serve, shuffler
+from tests.node_client.running import QUICK, Failing, in_thread, serve, shuffler
 
 LEASE = 20
 """Seconds of a lease, by a clock that only slow work and idle polls move."""
@@ -162,3 +167,40 @@ def test_a_user_who_takes_too_long_is_reported_in_time_with_noise_only(
     assert len(batch.ends) == world.N, "no lease lapsed: nobody sees that somebody was slow"
     assert batch.counts()[1] == []
     assert 1 <= totals.failed < world.N / 2
+
+
+def test_leases_that_ended_while_a_chunk_waited_ask_nobody(tmp_path: Path) -> None:
+    """While the shuffler takes no upload, all chunks that may be under way are."""
+    fake, users, now = shuffler(1), Users(tmp_path, None), [float(world.NOW)]
+    batch = fake.deposit(world.signed())
+    (node,) = fake.tokens.values()
+    accepted = accept(batch.signed, batch.descriptor.batch_id, world.demands(), world.NOW)
+    leases = [
+        Lease(user, slot, f"{slot:032x}", world.NOW + LEASE)
+        for slot, user in enumerate(users.next_users(node, 4))
+    ]
+
+    seal: Any = in_thread
+
+    async def go() -> int:
+        client = ShufflerClient(fake.client(), QUICK)
+        pipeline = Pipeline(
+            environment=Failing(),
+            seal=seal,
+            shuffler=client,
+            users=users,
+            totals=Totals(),
+            capacity=asyncio.Semaphore(0),
+            test_entry=False,
+            clock=lambda: now[0],
+        )
+        credential = Credential(node_id=node, token=f"token-{node}")
+        asked = asyncio.create_task(pipeline.submit(Job.of(accepted), credential, leases))
+        await asyncio.sleep(0.01)
+        now[0] += LEASE
+        pipeline.capacity.release()
+        return await asked
+
+    assert asyncio.run(go()) == 0
+    assert set(users.next_users(node, 4)) == {lease.user for lease in leases}, "nobody was asked"
+    users.close()
