@@ -20,6 +20,7 @@ from riffle.coordinator.api.results import MAX_TRUE_VALUES_BYTES
 from riffle.coordinator.api.runs import MAX_MIXTURE_BYTES
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
+from tests.asgi_probe import CHUNK, bytes_read, known_callers
 from tests.common.server.test_limits import (
     limits_of_all_together,
     most_guesses,
@@ -109,7 +110,17 @@ def test_every_route_counts_toward_the_limits(api: Api) -> None:
         assert set(answers(api, token).values()) == {429}, token
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(("token", "is_known"), [(TOKEN, True), ("guess", False), (None, False)])
+def test_only_a_valid_token_makes_its_caller_known(
+    api: Api, token: str | None, *, is_known: bool
+) -> None:
+    """Connections of known callers have a limit of their own, which strangers must not reach."""
+    expected = [is_known] * len(routes(api))
+    with known_callers(api.client.app) as known:
+        answers(api, token)
+    assert known[1:] == expected, "the first request is for the description"
+
+
 @pytest.mark.parametrize(
     ("path", "most"),
     [
@@ -118,10 +129,12 @@ def test_every_route_counts_toward_the_limits(api: Api) -> None:
         (f"/{RUN}/truth", MAX_TRUE_VALUES_BYTES),
     ],
 )
-def test_every_body_is_bounded(api: Api, path: str, most: int, declared: bool) -> None:
-    body = bytes(most + 1)
-    content = body if declared else iter([body[:most], body[most:]])
-    assert problem(api.call("POST", path, content=content))[:2] == (413, "too-large")
+def test_every_body_is_bounded(api: Api, path: str, most: int) -> None:
+    for content in (bytes(most + 1), iter([bytes(most), b"x"])):  # a declared length or none
+        assert problem(api.call("POST", path, content=content))[:2] == (413, "too-large")
+    status, read = bytes_read(api.client, "POST", f"/v1/runs{path}", TOKEN, most)
+    assert status == 413
+    assert read <= most + len(CHUNK), "refused before it is all there"
 
 
 def test_the_operator_has_a_rate_limit(api: Api) -> None:

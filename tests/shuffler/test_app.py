@@ -164,6 +164,22 @@ def test_memory_of_incoming_uploads_is_bounded(api: Api) -> None:
     assert undeclared.json()["results"][0]["outcome"] == "accepted", "only what came is charged"
 
 
+def test_an_upload_has_its_memory_until_its_reports_are_stored(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only while it arrives: it may wait for other uploads, which arrive meanwhile."""
+    batch, write, taken = api.deposit(), api.core._store.write, list[int]()
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        taken.append(api.core.inflight.taken)
+        return await write(*args, **kwargs)
+
+    frame = (api.leases(batch, [user(0)])[0].lease, batch.report())
+    monkeypatch.setattr(api.core._store, "write", slow)
+    assert api.outcomes(batch, [frame]) == ["accepted"]
+    assert taken == [len(bytes.fromhex(frame[0]) + frame[1])]
+
+
 def test_every_upload_gives_its_memory_back(api: Api) -> None:
     batch, (_, other) = api.deposit(), api.enrol(10)
     lease, path = api.leases(batch, [user(0)])[0].lease, f"/batches/{batch.batch_id}/reports"

@@ -13,6 +13,7 @@ from riffle.common.protocol.hpke import open_each
 from riffle.common.server.limits import CallerLimits, RateLimit, TokenBucket
 from riffle.common.server.service import MAX_JSON_BYTES
 from riffle.shuffler.app import router
+from tests.asgi_probe import CHUNK, bytes_read, known_callers
 from tests.common.server.test_limits import (
     limits_of_all_together,
     most_guesses,
@@ -185,6 +186,39 @@ def test_every_body_is_bounded(api: Api, declared: bool) -> None:
         here = path.replace(ID, batch.batch_id)
         answer = api.call(method, here, tokens[who], content=content)
         assert (answer.status_code, problem(answer)) == (413, "too-large"), (method, path)
+
+
+def test_every_body_is_refused_before_it_is_all_there(api: Api) -> None:
+    batch, tokens = api.deposit(), {"coordinator": COORDINATOR_TOKEN, "operator": OPERATOR_TOKEN}
+    tokens["node"], report = api.token, batch.context.descriptor.report_bytes
+    most = {"PUT": MAX_DESCRIPTOR_BYTES, "reports": 2_048 * (16 + report)}
+    with_body = {"leases", "declined", "reports", "acknowledgement", "nodes"}
+    for method, path, callers in ROUTES:
+        ending = path.rpartition("/")[2]
+        if method != "PUT" and (method != "POST" or ending not in with_body):
+            continue
+        limit = most.get(method, most.get(ending, MAX_JSON_BYTES))
+        here, (who,) = f"/v1{path.replace(ID, batch.batch_id)}", callers
+        status, read = bytes_read(api.client, method, here, tokens[who], limit)
+        assert status == 413
+        assert read <= limit + len(CHUNK), (method, path)
+
+
+def test_only_a_valid_token_makes_its_caller_known(api: Api) -> None:
+    """Connections of known callers have a limit of their own, which strangers must not reach."""
+    (api.directory / "metrics_hash").write_text(hash_token("reader"))
+    api.restart(metrics_token_hash_file=api.directory / "metrics_hash")
+    valid = {"coordinator": COORDINATOR_TOKEN, "operator": OPERATOR_TOKEN, "node": api.token}
+    with known_callers(api.client.app) as known:
+        for method, path, callers in ROUTES:
+            for who, token in {**valid, "reader": "reader", "stranger": "guess"}.items():
+                known.clear()
+                api.call(method, path, token)
+                assert known == [who in callers], (who, method, path)
+        for who, token in {**valid, "reader": "reader", "stranger": "guess"}.items():
+            known.clear()
+            api.client.get("/metrics", headers={"Authorization": f"Bearer {token}"})
+            assert known == [who in ("operator", "reader")], who
 
 
 def test_a_node_leaves_memory_for_the_uploads_of_others(api: Api) -> None:

@@ -370,3 +370,40 @@ def test_heads_bodies_and_strangers_are_bounded_in_this_process() -> None:
         known.socket.close()
         assert ended == []
     assert ended == ["stopped"]
+
+
+def test_of_too_many_known_callers_that_wait_the_oldest_is_closed() -> None:
+    with served_here() as (port, _), ExitStack() as closing:
+        opened = []
+        for _ in range(4):
+            opened.append(Stranger(port))
+            closing.callback(opened[-1].socket.close)
+            opened[-1].send(
+                REQUEST.replace(b"\r\n\r\n", b"\r\nAuthorization: Bearer known\r\n\r\n")
+            )
+            assert opened[-1].one_answer().endswith(b'"yes"')
+        opened[0].socket.settimeout(5)
+        assert opened[0].is_closed(), "one more than may wait"
+        for known in opened[1:]:
+            known.send(REQUEST)
+            assert known.one_answer().endswith(b'"yes"')
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"x" * 5_000 + b" HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 5_000 + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a" * 5_000 + b": b\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 900,
+    ],
+    ids=["url", "value", "name", "lines"],
+)
+def test_a_head_that_arrives_at_once_has_a_largest_size(head: bytes) -> None:
+    """Also on a connection that has sent a smaller head before."""
+    with served_here() as (port, _), strangers(port, 2) as opened:
+        opened[1].send(REQUEST)
+        assert opened[1].one_answer().endswith(b'"yes"')
+        for stranger in opened:
+            stranger.send(head + b"\r\n")
+            assert problem(stranger.answer()) == "head-too-large"
