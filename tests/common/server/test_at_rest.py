@@ -38,6 +38,14 @@ def test_sealing_the_same_data_twice_gives_different_files() -> None:
     assert StorageCipher(KEY).seal(b"key", "a") != StorageCipher(KEY).seal(b"key", "a")
 
 
+def test_files_of_two_names_have_two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a nonce that occurs in both reveals nothing."""
+    monkeypatch.setattr("riffle.common.server.at_rest.os.urandom", bytes)
+    one, other = (StorageCipher(KEY).seal(bytes(64), name) for name in "ab")
+    assert one[: len(MAGIC) + 12] == other[: len(MAGIC) + 12]
+    assert one[len(MAGIC) + 12 :][:64] != other[len(MAGIC) + 12 :][:64]
+
+
 @pytest.mark.parametrize("at", [0, len(MAGIC), len(MAGIC) + 12, -1])
 def test_every_changed_byte_is_refused(at: int) -> None:
     sealed = bytearray(StorageCipher(KEY).seal(b"key", "a"))

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from riffle.common.protocol.errors import LocalError
-from riffle.common.server.database import AUTHENTICATED, Head, writer
+from riffle.common.server.database import AUTHENTICATED, Head, _check_integrity, writer
 from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from riffle.shuffler.store.report_rows import stored_reports
@@ -146,6 +146,46 @@ def test_damage_that_changes_content_is_found(name: str, tmp_path: Path) -> None
     result = tally(name, tmp_path, FLIPS)
     assert result.changed > FLIPS / 4
     assert result.missed == []
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_damage_in_any_column_of_any_table_is_found(name: str, tmp_path: Path) -> None:
+    """The row keeps its former checksum, as in a damaged page."""
+    schema, file = SCHEMAS[name], tmp_path / "a.sqlite"
+    engine = schema.open_store(f"sqlite:///{file}")
+    fill(engine, schema.metadata, rows=1)
+    for column in (column for table in schema.metadata.sorted_tables for column in table.c):
+        before = replace_value(file, column, None)
+        changed = 77 if isinstance(before, int | float) else before + before[:1]
+        replace_value(file, column, changed)
+        assert damage(schema, engine) == (not column.info.get(AUTHENTICATED)), column
+        replace_value(file, column, before)
+        assert not damage(schema, engine)
+    engine.dispose()
+
+
+def replace_value(file: Path, column: Column[Any], value: object) -> Any:
+    """Replaces a value of a table's first row unless it is None; returns the former value."""
+    name, table = column.name, column.table.name
+    with closing(sqlite3.connect(file)) as store, store:
+        query = f'SELECT "{name}", checksum FROM "{table}" ORDER BY rowid'  # noqa: S608
+        before, checksum = store.execute(query).fetchone()
+        store.create_function("row_checksum", -1, lambda *_: checksum, deterministic=True)
+        if value is not None:
+            first = f'(SELECT min(rowid) FROM "{table}")'  # noqa: S608
+            change = f'UPDATE "{table}" SET "{name}" = ? WHERE rowid = {first}'  # noqa: S608
+            store.execute(change, (value,))
+    return before
+
+
+def damage(schema: Any, engine: Engine) -> bool:
+    """Returns whether the check at a start finds anything."""
+    with engine.connect() as connection:
+        try:
+            _check_integrity(connection, schema.metadata)
+        except LocalError:
+            return True
+    return False
 
 
 def test_tables_of_other_programs_get_no_checksum() -> None:

@@ -46,6 +46,30 @@ def test_a_malformed_storage_key_is_refused(
         storage_cipher(key, None if file is None else tmp_path / file, "192.0.2.1")
 
 
+@pytest.mark.parametrize(
+    ("storage_key", "name", "told"),
+    [
+        (None, None, "must be encrypted where others can connect"),
+        (KEY, None, "is not encrypted, but a storage key is given"),
+        (KEY, "analyzer key", "was made for something else"),
+        (bytes(32), "signing key", "the key is another one"),
+        (KEY, "signing key", None),
+    ],
+)
+def test_off_loopback_a_signing_key_is_encrypted_under_its_own_name(
+    tmp_path: Path, storage_key: bytes | None, name: str | None, told: str | None
+) -> None:
+    file, text = tmp_path / "key", b"ab" * 32
+    file.write_bytes(text if name is None else StorageCipher(KEY).seal(text, name))
+    secret = None if storage_key is None else SecretStr(storage_key.hex())
+    settings = ServerSettings(host="192.0.2.1", port=1, storage_key=secret, signing_key_file=file)
+    if told is None:
+        assert settings.signing_key() == b"\xab" * 32
+        return
+    with pytest.raises(LocalError, match=told):
+        settings.signing_key()
+
+
 def tls_files(host: str, certificate: Path | None, key: Path | None) -> Tls | None:
     return ServerSettings(
         host=host, port=1, signing_key_file=Path(), tls_cert_file=certificate, tls_key_file=key
