@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
 from riffle.shuffler.rules import Decision, Outcome
-from riffle.shuffler.store.schema import batches, open_store
-from tests.shuffler.conftest import Api
+from riffle.shuffler.store.schema import batches
+from riffle.shuffler.store.schema import reports as stored
+from tests.shuffler.conftest import Api, both_aggregations
 from tests.shuffler.world import COORDINATOR_TOKEN, OPERATOR_TOKEN, Batch, user
 
 
@@ -187,14 +188,42 @@ def test_every_frame_that_is_not_accepted_has_a_reason(api: Api) -> None:
     }
 
 
-def test_a_lost_report_shows(api: Api) -> None:
+@both_aggregations
+@pytest.mark.parametrize("state", ["open", "sealed", "forwarded", "erased", "abandoned"])
+def test_a_lost_report_shows(api: Api, state: str) -> None:
+    """To the operator, and to the coordinator at its next look."""
     batch = api.deposit()
-    api.fill(batch)
-    engine = open_store(api.settings.url)
-    with engine.begin() as connection:
-        connection.execute(update(batches).values(reports=5))
-    engine.dispose()
-    assert not record(api, batch)["balanced"]
+    if state in ("open", "abandoned"):
+        held = api.leases(batch, [user(0), user(1)])
+        api.outcomes(batch, [(lease.lease, batch.report()) for lease in held])
+    else:
+        api.fill(batch)
+    if state == "abandoned":
+        api.abandon(batch)
+    elif state == "forwarded":
+        api.messages(batch)
+    elif state == "erased":
+        api.finish(batch)
+    callers = (OPERATOR_TOKEN, COORDINATOR_TOKEN)
+    assert [record(api, batch, caller)["balanced"] for caller in callers] == [True, True]
+    with api.core._store.engine.begin() as store:
+        store.execute(update(batches).values(reports=batches.c.reports + 1))
+    api.clock.now += 10
+    assert [record(api, batch, caller)["balanced"] for caller in callers] == [False, False]
+
+
+def test_a_report_whose_bytes_are_lost_shows(api: Api) -> None:
+    for state in ("open", "sealed"):
+        batch = api.deposit(deployment=int(state == "open"))
+        held = api.leases(batch, [user(int(state == "open") * 4 + number) for number in range(4)])
+        frames = [(lease.lease, batch.report()) for lease in held]
+        for frame in frames[: 4 if state == "sealed" else 3]:
+            api.outcomes(batch, [frame])
+        assert record(api, batch)["balanced"]
+        with api.core._store.engine.begin() as store:
+            row = (stored.c.batch_id == batch.batch_id) & (stored.c.slot == 0)
+            store.execute(delete(stored).where(row))
+        assert not record(api, batch)["balanced"], state
 
 
 def filled(api: Api, n: int, reports: int) -> tuple[Batch, list[str]]:

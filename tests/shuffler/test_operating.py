@@ -81,6 +81,7 @@ def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
     data = descriptor_bytes(1_000, 1, **ONE_MESSAGE.get(aggregation, {}))
     answer = api.put(data)
     assert (answer.status_code, problem(answer)) == (503, "unavailable")
+    assert len(list((api.settings.data_dir / "secrets").iterdir())) == 1, "of the first"
     missing = int(answer.json()["detail"].split()[-3])
     free[0] += missing - 1
     assert api.put(data).json()["detail"].endswith("; 1 are missing")
@@ -88,6 +89,25 @@ def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
     assert api.put(data).status_code == 201
     free[0] = 64 << 20
     assert api.put(first.data).status_code == 200, "what was countersigned stays so"
+
+
+@both_aggregations
+def test_every_open_batch_keeps_the_disk_for_its_missing_reports(
+    api: Api, aggregation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sums, three copies of the sum; for each report, 512 bytes; and 64 MiB for all."""
+    first, *_ = (api.deposit(n, number) for number, n in enumerate((1_000, 2_000, 4_000)))
+    api.deposit(8_000, 3, expires_at=NOW + 10)
+    held = api.leases(first, [user(number) for number in range(5)])
+    api.outcomes(first, [(lease.lease, first.report()) for lease in held])
+    api.clock.now += 10
+    usage = "riffle.shuffler.store.report_rows.disk_usage"
+    monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=64 << 20))
+    answer = api.put(descriptor_bytes(500, 4, **api.fields))
+    missing, size = int(answer.json()["detail"].split()[-3]), first.context.descriptor.report_bytes
+    reports = (995, 2_000, 4_000, 500)
+    copies = [3 if aggregation == "sums" else n for n in reports]
+    assert missing == size * sum(copies) + 512 * sum(reports)
 
 
 def test_disk_that_an_erased_batch_has_left_is_free(
