@@ -15,6 +15,7 @@ import pytest
 from riffle.common.protocol.signatures import batch_id
 from riffle.coordinator.runs.coordinator import Coordinator
 from riffle.coordinator.runs.exchange import STATUS_SECONDS
+from riffle.coordinator.store.transactions import Store
 from tests.coordinator.conftest import both_engines
 from tests.coordinator.faults import outcome
 from tests.coordinator.world import (
@@ -319,3 +320,23 @@ def test_unknown_batches_are_looked_for_until_the_shuffler_answers(
         await until(lambda: waiting.shuffler.states["ab" * 16] == "abandoned")
 
     play(waiting.given, act)
+
+
+def test_a_batch_that_is_deposited_while_unknown_ones_are_looked_for_stays_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another replica, right after this one has read the store."""
+    waiting, ids, fresh = Waiting(tmp_path, caplog), Store.batch_ids, "ab" * 16
+
+    def deposited_afterwards(store: Store) -> set[str]:
+        found = ids(store)
+        waiting.shuffler.states[fresh] = "open"
+        return found
+
+    async def wait(_: Coordinator) -> None:
+        await until(lambda: fresh in waiting.shuffler.states)
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Store, "batch_ids", deposited_afterwards)
+    play(waiting.given, wait)
+    assert waiting.shuffler.states[fresh] == "open"
