@@ -690,13 +690,18 @@ def test_a_person_takes_part_once_an_epoch_while_the_limit_allows_it(app: App) -
     assert len(charged(app, "ann")) == 2
 
 
-def test_another_users_key_is_refused_because_everybody_would_be_new(app: App) -> None:
+@pytest.mark.parametrize("file", ["ledger", "users"])
+def test_another_users_key_is_refused_because_everybody_would_be_new(app: App, file: str) -> None:
+    """Also without a ledger, where a person reports once in a lifetime."""
+    before = limited(app) if file == "ledger" else {}
+    after = limited(app, state_dir=app.folder / "new") if file == "ledger" else {}
+
     async def go() -> None:
-        async with app.running(**limited(app)):
+        async with app.running(**before):
             pass
         (app.folder / "users_key").write_text("0f" * 32)
-        with pytest.raises(LocalError, match=r"ledger\.sqlite was made with another users key"):
-            await app.participant(**limited(app, state_dir=app.folder / "new")).__aenter__()
+        with pytest.raises(LocalError, match=rf"{file}\.sqlite was made with another users key"):
+            await app.participant(**after).__aenter__()
 
     asyncio.run(go())
 

@@ -10,6 +10,7 @@ import pytest
 from riffle.common.mechanism.counters import Sizes
 from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.protocol.errors import LocalError
+from riffle.node_client.ledger import Limit
 from riffle.node_client.settings import Settings
 from riffle.node_client.users import opaque_id
 from tests.node_client import world
@@ -265,3 +266,22 @@ def test_the_users_file_must_be_whole(
 def test_every_setting_has_a_description() -> None:
     undescribed = {name for name, field in Settings.model_fields.items() if not field.description}
     assert undescribed == set()
+
+
+def test_a_copy_of_the_ledgers_folder_does_not_replace_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, the head is with the key, or with the credentials."""
+    for folder in ("ledger", "key", "heads"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "key" / "users_key").write_text("5e" * 32)
+    given: dict[str, str | None] = {"LIFETIME_EPSILON": "3.0"}
+    given["LEDGER_FILE"] = str(tmp_path / "ledger" / "ledger.sqlite")
+    key = {"USERS_KEY_FILE": str(tmp_path / "key" / "users_key")}
+    heads = {"LEDGER_HEAD_DIR": str(tmp_path / "heads"), "LIFETIME_BETA": "0.001"}
+    for more, folder, beta in (({}, "", 1e-5), (key, "key", 1e-5), (key | heads, "heads", 0.001)):
+        ledger = load(tmp_path, monkeypatch, **given, **more).ledger()
+        assert ledger is not None
+        assert ledger.limit == Limit(3.0, beta)
+        assert ledger.head.folder == tmp_path / folder
+        assert ledger.head.written() > 0

@@ -17,6 +17,7 @@ def test_the_page_is_confined(api: Api) -> None:
     assert answer.headers["content-type"].startswith("text/html")
     for name, value in HEADERS.items():
         assert answer.headers[name] == value
+    assert answer.headers["X-Content-Type-Options"] == "nosniff", "no other file is a script"
     policy = dict(
         part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; ")
     )
