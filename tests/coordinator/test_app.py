@@ -15,9 +15,6 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
-from riffle.common.server.service import MAX_JSON_BYTES
-from riffle.coordinator.api.results import MAX_TRUE_VALUES_BYTES
-from riffle.coordinator.api.runs import MAX_MIXTURE_BYTES
 from riffle.coordinator.app import create_app
 from riffle.coordinator.batches.analyzer import Analyzer
 from tests.asgi_probe import CHUNK, bytes_read, known_callers
@@ -124,9 +121,9 @@ def test_only_a_valid_token_makes_its_caller_known(
 @pytest.mark.parametrize(
     ("path", "most"),
     [
-        ("", MAX_JSON_BYTES),
-        (f"/{RUN}/deployments", MAX_MIXTURE_BYTES),
-        (f"/{RUN}/truth", MAX_TRUE_VALUES_BYTES),
+        ("", 1 << 20),
+        (f"/{RUN}/deployments", 16 << 20),
+        (f"/{RUN}/truth", 4 << 20),
     ],
 )
 def test_every_body_is_bounded(api: Api, path: str, most: int) -> None:

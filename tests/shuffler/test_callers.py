@@ -188,6 +188,19 @@ def test_every_body_is_bounded(api: Api, declared: bool) -> None:
         assert (answer.status_code, problem(answer)) == (413, "too-large"), (method, path)
 
 
+@pytest.mark.parametrize("n", [4, 8])
+def test_an_upload_has_the_operators_largest_size_but_one_report_fits(api: Api, n: int) -> None:
+    api.restart(max_upload_bytes=1 << 12)
+    long = {"noise_slots": 100} if n == 8 else {}
+    batch = api.deposit(n, **long)
+    frame = 16 + batch.context.descriptor.report_bytes
+    assert (frame > 1 << 12) == bool(long)
+    path = f"/batches/{batch.batch_id}/reports"
+    sizes = [max(frame, 1 << 12) + more for more in (0, 1)]
+    answers = [api.call("POST", path, api.token, content=bytes(size)) for size in sizes]
+    assert [answer.status_code == 413 for answer in answers] == [False, True]
+
+
 def test_every_body_is_refused_before_it_is_all_there(api: Api) -> None:
     batch, tokens = api.deposit(), {"coordinator": COORDINATOR_TOKEN, "operator": OPERATOR_TOKEN}
     tokens["node"], report = api.token, batch.context.descriptor.report_bytes
