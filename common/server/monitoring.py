@@ -174,7 +174,8 @@ def disk_trouble(folder: Path) -> str | None:
     except OSError as error:
         return f"cannot look at the data's folder: {error.strerror}"
     if free < LEAST_FREE_BYTES:
-        return f"{free >> 20} MiB are free for the data, {LEAST_FREE_BYTES >> 20} are needed"
+        # Strangers may ask, so not how many: that may change with every upload.
+        return f"less than {LEAST_FREE_BYTES >> 20} MiB are free for the data"
     return None
 
 

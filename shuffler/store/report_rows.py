@@ -107,9 +107,9 @@ def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
         for name in ("freelist_count", "page_size")
     )
     free = disk_usage(Path(connection.engine.url.database or "").parent).free + pages * size
-    missing = needed + promised + LEAST_FREE_BYTES - free
-    if missing > 0:
-        detail = f"the batch needs {needed} bytes of the shuffler's disk; {missing} are missing"
+    if needed + promised + LEAST_FREE_BYTES > free:
+        # No other number: `promised` and `free` change with every report of other batches.
+        detail = f"the batch needs {needed} bytes of the shuffler's disk, which has not enough room"
         raise LocalError("unavailable", detail, retry_after=60)
 
 

@@ -70,7 +70,7 @@ def test_the_operator_sees_every_nodes_counts(api: Api) -> None:
 
 
 @both_aggregations
-def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
+def test_a_batch_that_the_disk_cannot_hold_is_refused(
     api: Api, aggregation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = [1 << 40]
@@ -82,9 +82,9 @@ def test_a_batch_that_the_disk_cannot_hold_is_refused_with_what_is_missing(
     answer = api.put(data)
     assert (answer.status_code, problem(answer)) == (503, "unavailable")
     assert len(list((api.settings.data_dir / "secrets").iterdir())) == 1, "of the first"
-    missing = int(answer.json()["detail"].split()[-3])
-    free[0] += missing - 1
-    assert api.put(data).json()["detail"].endswith("; 1 are missing")
+    needed = int(answer.json()["detail"].split()[3])
+    free[0] = (64 << 20) + 2 * needed - 1  # for the first batch and this one
+    assert api.put(data).json() == answer.json()
     free[0] += 1
     assert api.put(data).status_code == 201
     free[0] = 64 << 20
@@ -102,12 +102,29 @@ def test_every_open_batch_keeps_the_disk_for_its_missing_reports(
     api.outcomes(first, [(lease.lease, first.report()) for lease in held])
     api.clock.now += 10
     usage = "riffle.shuffler.store.report_rows.disk_usage"
-    monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=64 << 20))
-    answer = api.put(descriptor_bytes(500, 4, **api.fields))
-    missing, size = int(answer.json()["detail"].split()[-3]), first.context.descriptor.report_bytes
-    reports = (995, 2_000, 4_000, 500)
+    size, reports = first.context.descriptor.report_bytes, (995, 2_000, 4_000, 500)
     copies = [3 if aggregation == "sums" else n for n in reports]
-    assert missing == size * sum(copies) + 512 * sum(reports)
+    enough = (64 << 20) + size * sum(copies) + 512 * sum(reports)
+    for free, status in ((enough - 1, 503), (enough, 201)):
+        monkeypatch.setattr(usage, lambda _, free=free: SimpleNamespace(free=free))
+        assert api.put(descriptor_bytes(500, 4, **api.fields)).status_code == status
+
+
+@both_aggregations
+def test_a_deposit_that_is_refused_for_want_of_disk_tells_no_count_of_reports(
+    api: Api, aggregation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator may repeat it as often as it likes while another batch fills."""
+    batch = api.deposit()
+    usage = "riffle.shuffler.store.report_rows.disk_usage"
+    monkeypatch.setattr(usage, lambda _: SimpleNamespace(free=64 << 20))
+    data = descriptor_bytes(1_000, 1, **ONE_MESSAGE.get(aggregation, {}))
+    answers = [api.put(data)]
+    for number in range(3):
+        (lease,) = api.leases(batch, [user(number)])
+        assert api.outcomes(batch, [(lease.lease, batch.report())]) == ["accepted"]
+        answers.append(api.put(data))
+    assert {(one.status_code, one.text) for one in answers} == {(503, answers[0].text)}
 
 
 def test_disk_that_an_erased_batch_has_left_is_free(
