@@ -250,6 +250,8 @@ def test_users_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({NODE: [""]}, "pattern"),
         ({NODE: ["ann@example.org "]}, "pattern"),
         ({NODE: ["a" * 201]}, "200"),
+        ({"ann@example.org": [NODE]}, "a key is not a node's id"),
+        ({NODE: ["bob"], "ann@example.org": [""]}, "a key is not a node's id"),
     ],
 )
 def test_the_users_file_must_be_whole(
@@ -260,7 +262,7 @@ def test_the_users_file_must_be_whole(
         settings.users()
     assert caught.value.slug == "invalid-spec"
     assert says in caught.value.detail
-    assert "01" * 16 not in caught.value.detail
+    assert not [user for user in ("01" * 16, "ann", "bob") if user in caught.value.detail]
 
 
 def test_every_setting_has_a_description() -> None:
