@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from riffle.common.mechanism.shuffle_model import permutation
+from riffle.common.mechanism.sums import split_release
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair
 from riffle.shuffler.permutation import (
@@ -72,26 +73,34 @@ def test_another_key_gives_another_order() -> None:
     assert rows_of(first) != rows_of(second)  # equal with probability 1 / 100!
 
 
+@pytest.mark.parametrize("kind", ["messages", "sums", "local", "central"])
 def test_the_order_follows_from_nothing_that_others_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two shufflers with the same keys, batch, slots and messages permute differently."""
-    pair = KeyPair.generate()
+    pair, n = KeyPair.generate(), 20
     monkeypatch.setattr("riffle.shuffler.store.vault.KeyPair.generate", lambda: pair)
     sent: list[bytes] = []
     orders = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         with ExitStack() as stack:
-            api = Api(tmp_path / name, stack)
-            batch = api.deposit()
+            api = Api(tmp_path / name, stack, aggregation=kind)
+            api.restart(trust_models=("shuffle", "local", "central"), max_epsilon=100.0)
+            batch = api.deposit(n)
             assert batch.batch_key == pair.public
-            sent = sent or [batch.messages() for _ in range(4)]
-            leases = [lease.lease for lease in api.leases(batch, [user(i) for i in range(4)])]
+            sent = sent or [batch.messages() for _ in range(n)]
+            leases = [lease.lease for lease in api.leases(batch, [user(i) for i in range(n)])]
             api.outcomes(batch, list(zip(leases, map(batch.report, sent), strict=True)))
-            orders.append(api.finish(batch))
+            released = api.messages(batch).content
+            if bits := batch.context.descriptor.word_bits:
+                _, keys = split_release(released, batch.context.descriptor.layout.counters, bits)
+                orders.append([bytes(keys[i : i + 32]) for i in range(0, len(keys), 32)])
+            else:
+                orders.append(batch.rows(released))
+    arrived = [report[: len(orders[0][0])] for report in sent] if kind != "messages" else []
     assert sorted(orders[0]) == sorted(orders[1])
-    assert orders[0] != orders[1]
+    assert orders[0] != orders[1] and arrived not in orders
 
 
 def test_permutations_of_four_are_uniform() -> None:
