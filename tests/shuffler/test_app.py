@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from riffle.common.protocol.descriptor import SignedDescriptor, parse
+from riffle.common.protocol.descriptor import Context, SignedDescriptor, parse
 from riffle.common.protocol.signatures import key_id, verify_countersign
 from riffle.common.protocol.wire import BATCH_KEY_HEADER, DIGEST_HEADER
-from tests.shuffler.conftest import Api, problem
+from riffle.shuffler.rules import accept_deposit
+from tests.shuffler.conftest import Api, both_aggregations, problem
 from tests.shuffler.test_callers import ID, ROUTES
 from tests.shuffler.world import (
     ANALYZER,
@@ -56,6 +57,28 @@ def test_a_second_descriptor_for_a_batch_id_is_refused(api: Api) -> None:
     other = api.put(descriptor_bytes(expires_at=NOW + 100))
     assert (other.status_code, problem(other)) == (409, "descriptor-conflict")
     assert api.fill(batch)
+
+
+@pytest.mark.parametrize("other", [descriptor_bytes(), descriptor_bytes(expires_at=NOW + 100)])
+def test_of_two_deposits_at_once_one_is_countersigned(
+    api: Api, other: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first is checked, the second is stored, with the same descriptor or another."""
+    stored: list[dict[str, Any]] = []
+
+    def meanwhile(data: bytes, *rest: Any) -> Context:
+        if data == descriptor_bytes() and not stored:
+            stored.append({})
+            stored[0] = api.put(other).json()
+        return accept_deposit(data, *rest)
+
+    monkeypatch.setattr("riffle.shuffler.lifecycle.accept_deposit", meanwhile)
+    first = api.put(descriptor_bytes())
+    assert stored[0]["descriptor"].encode() == other
+    if other == descriptor_bytes():
+        assert (first.status_code, first.json()) == (200, stored[0])
+    else:
+        assert problem(first) == "descriptor-conflict"
 
 
 @pytest.mark.parametrize(
@@ -293,6 +316,41 @@ def test_the_coordinator_sees_no_clock_of_arrivals(api: Api) -> None:
     assert api.status(batch, COORDINATOR_TOKEN) == quiet | {"state": "sealed", "episodes": 4}
 
 
+READ = ("status", "conservation", "messages")
+
+
+@both_aggregations
+def test_no_answer_to_the_coordinator_changes_with_a_lease_or_a_report(api: Api) -> None:
+    """Refusals neither: no problem's text, no header."""
+    batch = api.deposit()
+    path = f"/batches/{batch.batch_id}"
+
+    def answers() -> list[object]:
+        api.clock.now += 10  # the record may change again
+        each = [
+            *(
+                api.call("GET", route, COORDINATOR_TOKEN)
+                for route in ("/deposits", *(f"{path}/{name}" for name in READ))
+            ),
+            api.acknowledge(batch, "00" * 32),
+            api.put(batch.data),
+            api.put(descriptor_bytes(expires_at=NOW + 100, **api.fields)),
+        ]
+        return [
+            (one.status_code, one.text, {k: v for k, v in one.headers.items() if k != "date"})
+            for one in each
+        ]
+
+    before = answers()
+    leases = api.leases(batch, [user(number) for number in range(4)])
+    assert answers() == before
+    for lease in leases[:3]:
+        assert api.outcomes(batch, [(lease.lease, batch.report())]) == ["accepted"]
+        assert answers() == before
+    assert api.outcomes(batch, [("00" * 16, batch.report())]) == ["unknown-lease"]
+    assert answers() == before
+
+
 @pytest.mark.parametrize(("token", "reports"), [(COORDINATOR_TOKEN, None), (OPERATOR_TOKEN, 1)])
 def test_answers_to_an_end_show_what_the_status_shows(
     api: Api, token: str, reports: int | None
@@ -371,6 +429,19 @@ def test_a_deposit_names_a_pinned_analyzer_key_where_any_is_pinned(api: Api) -> 
     for _ in range(2):
         assert problem(api.put(descriptor_bytes(deployment=1))) == "outdated-key"
         api.restart()
+
+
+@pytest.mark.parametrize("wrong", [None, "", "no key", "# nothing but a comment"])
+def test_without_readable_pins_no_analyzer_key_is_accepted(api: Api, wrong: str | None) -> None:
+    """A file that is deleted or spoilt while the service runs does not lift the pins."""
+    pins = api.directory / "pins"
+    pins.write_text(ANALYZER.public.hex())
+    api.restart(analyzer_keys_file=pins)
+    assert api.put(descriptor_bytes()).status_code == 201
+    pins.unlink() if wrong is None else pins.write_text(wrong)
+    assert problem(api.put(descriptor_bytes(deployment=1))) == "invalid-spec"
+    pins.write_text(ANALYZER.public.hex())
+    assert api.put(descriptor_bytes(deployment=1)).status_code == 201
 
 
 def test_an_upload_sealed_to_another_batch_key_is_refused(api: Api) -> None:

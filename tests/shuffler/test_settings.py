@@ -145,6 +145,7 @@ def test_defaults_off_loopback_protect(environment: pytest.MonkeyPatch) -> None:
     assert (demands.smallest_n, demands.test_entry, demands.epoch_seconds) == (20, False, None)
     month = 31 * 86_400
     assert max(demands.max_batch_seconds, found.retention_seconds) <= month
+    assert found.allowed_origins == (), "no web page's script is a node"
 
 
 DEMANDED: dict[str, tuple[str, object]] = {
