@@ -255,6 +255,24 @@ def test_a_batch_due_for_erasure_is_handed_over_no_more(api: Api) -> None:
     assert (secrets(api), count(api, "reports")) == ([], 0)
 
 
+@pytest.mark.parametrize("ask", ["batches", "status", "messages", "start"])
+def test_the_next_request_erases_a_batch_that_is_due(api: Api, ask: str) -> None:
+    api.restart(retention_seconds=1_000)
+    batch, other = api.deposit(), api.deposit(deployment=1, expires_at=NOW + 9_000)
+    api.fill(batch)
+    api.clock.now += 1_000
+    if ask == "batches":
+        assert len(api.call("GET", "/batches", api.token).json()["batches"]) == 1
+    elif ask == "status":
+        api.status(other)
+    elif ask == "messages":
+        assert problem(api.messages(other)) == "batch-not-ready"
+    else:
+        api.restart()
+    assert [file.name for file in secrets(api)] == [f"{other.batch_id}.secret"]
+    assert count(api, "reports") == 0
+
+
 @pytest.mark.parametrize("erased", [False, True], ids=["sealed", "erased"])
 def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None:
     """The database never holds a batch's keys, nor a message that is not under one of them."""

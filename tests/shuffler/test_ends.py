@@ -53,7 +53,7 @@ def end(api: Api, batch: Batch, how: str) -> list[tuple[str, bytes]]:
     return frames[sent:]
 
 
-@both_engines
+@stores_and_aggregations
 @pytest.mark.parametrize("how", [*FULL, *SHORT])
 def test_who_has_reported_is_spent_whatever_became_of_the_batch(api: Api, how: str) -> None:
     """At the same node and others of its owner, for another batch and run, and after restarts."""
@@ -104,6 +104,7 @@ def test_nothing_stays_of_a_batch_that_is_over(api: Api, how: str) -> None:
     with api.core._store.engine.connect() as store:
         for table in (reports, sums, report_keys, declined):
             assert not store.scalar(select(func.count()).select_from(table)), table.name
+    assert not api.core.batches._releases, "in memory neither"
     assert list((api.directory / "data/secrets").iterdir()) == []
     assert problem(api.messages(batch)) == "late"
     assert set(api.outcomes(batch, late)) == {"late"} if late else True

@@ -288,3 +288,5 @@ def test_small_batches_and_a_setting_hide_the_fill(api: Api, n: int, show: bool)
     api.restart(show_fill=show)
     batch, _ = filled(api, n, n - 1)
     assert record(api, batch, COORDINATOR_TOKEN)["fill_tenths"] is None
+    api.abandon(batch)
+    assert record(api, batch, COORDINATOR_TOKEN)["fill_tenths"] is None
