@@ -5,7 +5,7 @@ import pytest
 from riffle.shuffler.rules import waits_until
 from tests.shuffler.conftest import Api, both_engines
 from tests.shuffler.test_reports import refusals
-from tests.shuffler.world import Batch, user
+from tests.shuffler.world import NOW, Batch, user
 
 N, LIFE = 200, 60
 
@@ -40,14 +40,29 @@ def test_a_batch_fills_beside_an_owner_who_never_reports(api: Api, hogs: int) ->
     assert len(api.finish(batch)) == N * batch.context.descriptor.padding.messages
 
 
-def test_an_owner_waits_longer_each_time(api: Api) -> None:
-    batch = api.deposit_shared(0.5)
+@pytest.mark.parametrize("episode_seconds", [None, 600])
+def test_an_owner_waits_longer_each_time(api: Api, episode_seconds: int | None) -> None:
+    """Measured in lives of a lease, which include the time of a person's episode."""
+    end = NOW + 86_400
+    batch = api.deposit_shared(0.5, episode_seconds=episode_seconds, expires_at=end)
     granted = []
-    for moment in range(31):
-        leases = ask(api, batch, 10 * moment, 4, api.token)
-        granted += [moment] * bool(leases)
-        api.clock.now += LIFE
+    for half in range(62):
+        leases = ask(api, batch, 10 * half, 4, api.token)
+        granted += [half / 2] * bool(leases)
+        api.clock.now += (LIFE + (episode_seconds or 0)) / 2
     assert granted == [0, 2, 6, 14, 30]
+
+
+@both_engines
+def test_slots_that_others_took_over_have_lapsed_all_the_same(api: Api) -> None:
+    batch = api.deposit_shared(0.5)
+    _, other = api.enrol(100)
+    assert len(ask(api, batch, 0, 4, api.token)) == 4
+    api.clock.now += LIFE
+    assert len(ask(api, batch, 10, 4, other)) == 4, "in the expired slots"
+    assert ask(api, batch, 20, 4, api.token) == [], "the other four are free, but it has to wait"
+    api.clock.now += LIFE
+    assert len(ask(api, batch, 20, 4, api.token)) == 4
 
 
 def test_all_nodes_of_an_owner_wait_also_after_a_restart(api: Api) -> None:

@@ -9,7 +9,7 @@ from riffle.shuffler.store.batch_rows import open_batches
 from riffle.shuffler.store.lease_rows import write_slots
 from riffle.shuffler.store.schema import batches, lease_groups, reports
 from riffle.shuffler.store.users import user_key
-from tests.shuffler.conftest import Api, both_engines, problem
+from tests.shuffler.conftest import Api, both_aggregations, both_engines, problem
 from tests.shuffler.world import COORDINATOR_TOKEN, NOW, OPERATOR_TOKEN, Batch, multiset, user
 
 pytestmark = both_engines
@@ -136,6 +136,7 @@ def test_an_owner_holds_no_more_than_their_share_of_a_batch(api: Api) -> None:
     assert len(api.leases(batch, [user(10), user(11)], token)) == 2
 
 
+@both_aggregations
 def test_an_owner_with_many_nodes_has_one_share(api: Api) -> None:
     """Enrolling more ids does not raise it (finding A8)."""
     tokens = [api.enrol(10, "mallory")[1] for _ in range(5)]

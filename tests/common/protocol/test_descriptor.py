@@ -90,6 +90,16 @@ def test_slots_of_an_owner(share: float, n: int, slots: int) -> None:
             descriptor(**changes)
 
 
+@pytest.mark.parametrize("kind", ["messages", *ONE_MESSAGE])
+def test_an_owners_share_is_at_most_gamma_in_every_kind_of_batch(kind: str) -> None:
+    promise = {"epsilon": 10.0, "beta": 1e-3, "dishonest_fraction": 0.1}
+    changes = ONE_MESSAGE.get(kind, {}) | {"n": 40, "guarantee": promise}
+    assert descriptor(owner_share=0.1, **changes).owner_slots == 4
+    assert descriptor(owner_share=1.0, **changes).owner_slots == 40
+    with pytest.raises(ValidationError, match="owner_share must not be above"):
+        descriptor(owner_share=0.11, **changes)
+
+
 @pytest.mark.parametrize("twice", ['"n":9,', '"noise":{},'])
 def test_a_member_twice_is_refused(twice: str) -> None:
     """Parsers differ in which of the two they take, so two nodes could see two batches."""
