@@ -95,6 +95,7 @@ def test_honest_batches_are_marked_no_more_often_than_stated() -> None:
     often = sum(one.chance < 0.05 for one in checks)
     assert often <= stats.binom.ppf(1 - 1e-6, len(checks), 0.05)
     assert not any(one.suspicious for one in checks)
+    assert FALSE_ALARM <= 1e-5
     assert {one.test for one in checks} == {
         *("flow", "total", "negative", "start", "visits", "rewards")
     }

@@ -31,9 +31,9 @@ POLICY = Mixture.single([[0, 0], [0, 0]])
 
 @cache
 def batch(
-    n: int = 400, gamma: float = 0.1, test_seed: int | None = None, trust: str = "shuffle"
+    n: int = 400, gamma: float = 0.1, test_seed: int | None = None, **way: str
 ) -> BatchDescriptor:
-    fields = {"dishonest_fraction": gamma, "test_seed": test_seed, "trust": trust}
+    fields = {"dishonest_fraction": gamma, "test_seed": test_seed, **way}
     wanted = spec(**fields, epsilon=1.0, beta=1e-3)
     issuer = Issuer(SHUFFLER_ID, lambda: "0" * 64, lambda: 0.0)
     deployment = Deployment(0, "manual", POLICY, n, None)
@@ -72,6 +72,18 @@ def test_the_promise_ends_at_gamma_under_every_trust_model(
     assert within == [True, True, False, False]
     assert spent(d, 0).dishonest == most, "as many reports of sums may be without data"
     assert spent(d, most * L) == planned(d)
+
+
+@pytest.mark.parametrize("aggregation", ["messages", "sums"])
+@pytest.mark.parametrize("gamma", [0.05, 0.1, 0.29])
+def test_a_spend_never_counts_on_the_noise_of_a_share_gamma(aggregation: str, gamma: float) -> None:
+    """Silent reports cannot be seen, so each batch of both aggregations may have as many."""
+    d = batch(gamma=gamma, aggregation=aggregation)
+    at_gamma, all_honest = (
+        account(batch_event(d, fraction), d.guarantee.beta).epsilon_upper for fraction in (gamma, 0)
+    )
+    for spend in (planned(d), spent(d, 0)):
+        assert spend.epsilon_upper == at_gamma > all_honest
 
 
 def test_when_nobody_is_honest_nothing_is_promised() -> None:

@@ -73,15 +73,21 @@ def test_worker_processes_unmask_as_one_would_and_refuse_other_sizes() -> None:
         assert np.array_equal(result.histogram[:-1], results[2].histogram[:-1])
 
 
-@pytest.mark.parametrize("lie", [1_000, -1_000, 30_000])
-def test_a_large_lie_rejects_the_batch_and_no_learner_sees_it(lie: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lie", "at"), [(1_000, 0), (-1_000, 0), (30_000, 0), (1_000, 1)])
+def test_a_large_lie_rejects_the_batch_and_no_learner_sees_it(
+    lie: int, at: int, tmp_path: Path
+) -> None:
+    """In a later batch as in the first one."""
     shuffler = FakeShuffler()
-    shuffler.lies = {0: lie}
+    shuffler.lies = {at: lie}
     run_to_end(parts(tmp_path, shuffler), spec(aggregation="sums", reissues=1))
     result = outcome(tmp_path)
-    assert [state for state, _, _ in result["states"]] == ["rejected", "counted", "counted"]
-    assert result["state"][0] == "finished"
-    rejected, *counted = result["ledger"]
+    states = ["counted"] * 3
+    states[at] = "rejected"
+    assert [state for state, _, _ in result["states"]] == states
+    assert (result["state"][0], at in result["histograms"]) == ("finished", False)
+    counted = list(result["ledger"])
+    rejected = counted.pop(at)
     assert not rejected.spend.within_promise
     assert rejected.check is not None
     assert rejected.check.suspicious
