@@ -1,6 +1,7 @@
 """The personal ledger: the limit holds over races, crashes and older copies of the file."""
 
 import asyncio
+import logging
 import os
 import shutil
 import sqlite3
@@ -18,6 +19,7 @@ from riffle.common.mechanism.parameters import Guarantee
 from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.descriptor import Epoch
 from riffle.common.protocol.errors import LocalError
+from riffle.common.protocol.verification import batch_event
 from riffle.node_client.ledger import NAME, Charge, Limit, PersonalLedger
 from riffle.node_client.pipeline import Totals
 from riffle.node_client.sealing import SealKeys
@@ -267,6 +269,17 @@ def test_a_charge_is_given_back_only_for_a_report_that_never_left(
     assert len(ledger(tmp_path).histories()) == totals.refused["late"] == left
 
 
+@pytest.mark.parametrize("changes", [{}, world.SUMS])
+def test_a_charge_counts_on_no_single_owners_noise(changes: dict[str, Any]) -> None:
+    """The owner's fraction, or the share of the slots that one owner's nodes may hold."""
+    promise = {"epsilon": 50.0, "beta": 0.1, "dishonest_fraction": 0.4}
+    for share, fraction in ((0.4, 0.4), (0.1, 0.2), (1.0, 0.2)):
+        batch = world.descriptor(owner_share=share, guarantee=promise, **changes)
+        event = Charge.of(batch, b"\x07" * 32, Guarantee(50.0, BETA, 0.2)).event
+        assert event is not None
+        assert event.event() == batch_event(batch, fraction)
+
+
 # With the list of users
 
 
@@ -285,6 +298,22 @@ def test_users_are_asked_once_an_epoch_and_while_their_limit_allows(tmp_path: Pa
     assert sorted(users.next_users(NODE, 9, third)) == PEOPLE[3:], "the first is listed no more"
     assert users.over_limit(third) == set(PEOPLE[1:3])
     users.close()
+
+
+def test_the_log_counts_people_over_their_limit_and_names_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "riffle")
+    fake, book = running.shuffler(1), ledger(tmp_path, 1)
+    people = [f"{'ab' * 15}{number:02x}" for number in range(3)]
+    book.charge(people, charge(9, epoch=None))
+    users = Users(tmp_path / "state", {running.node_ids(1)[0]: people}, ledger=book)
+    fake.deposit(world.signed())
+    until = lambda: bool(fake.declined)  # noqa: E731
+    asyncio.run(running.serve(fake, tmp_path, nodes=1, users=users, until=until))
+    assert fake.declined == ["over-limit"]
+    assert "3 people are not asked" in caplog.text
+    assert not [person for person in people if person in caplog.text]
 
 
 def test_users_set_aside_come_back_in_the_next_epoch(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import httpx
 import numpy as np
 import pytest
 
+from riffle.common.mechanism.counters import Support
 from riffle.common.process.heads import HeadFolder
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.node_client import main as module
@@ -164,6 +165,41 @@ def counts(fake: FakeShuffler) -> Any:
     noise = [encode_episode(plan, None, slot, test_entry=True) for slot in slots]
     C = plan.layout.counters
     return batch.counts()[0][:C] - np.bincount(np.concatenate(noise), minlength=C + 1)[:C]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_episode_outside_the_support_is_reported_as_noise_only(
+    app: App, *, inside: bool
+) -> None:
+    """An app that declares no support of its own takes any, and checks each episode instead."""
+    X, A, farther = world.SIZES.X, world.SIZES.A, 1 if inside else 2
+    following = tuple(tuple(((x + a + farther) % X,) for a in range(A)) for x in range(X))
+    app.fake.deposit(world.signed(**SEED, support=Support((0,), (following,))))
+
+    async def go() -> None:
+        async with app.running() as participant:
+            await whole(participant, "ann@example.org")
+
+    asyncio.run(go())
+    assert np.abs(counts(app.fake)).sum() == (world.SIZES.H if inside else 0)
+
+
+def test_an_apps_pins_hold_for_every_batch_it_is_offered(app: App) -> None:
+    """No slot is taken until the owner has pinned the key of the batch."""
+    app.fake.deposit(world.signed(**SEED))
+    pins = app.folder / "pins"
+    pins.write_text("ab" * 32)
+
+    async def go() -> None:
+        async with app.running(analyzer_keys_file=pins) as participant:
+            with pytest.raises(LocalError, match="no open batch has room"):
+                await participant.lease("ann@example.org")
+        pins.write_text(world.ANALYZER.public.hex())
+        async with app.running(analyzer_keys_file=pins) as participant:
+            await whole(participant, "ann@example.org")
+
+    asyncio.run(go())
+    assert len(app.fake.reported) == 1
 
 
 def test_a_user_plays_the_drawn_policy_and_reports(app: App) -> None:
