@@ -335,6 +335,7 @@ def test_nothing_is_handed_over_before_the_batch_is_full(api: Api) -> None:
     assert (answer.status_code, problem(answer)) == (409, "batch-not-ready")
 
 
+@both_aggregations
 @pytest.mark.parametrize("fault", ["none", "count", "person", "report", "slot"])
 def test_a_batch_is_sealed_with_n_stored_reports_of_n_people_only(api: Api, fault: str) -> None:
     """Whatever the running count of a damaged store says. The noise is that of n people."""
