@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import Head
@@ -339,6 +340,27 @@ def test_a_full_disk_loses_nothing_that_was_answered(api: Api) -> None:
     api.restart()
     expected = ["replayed" if was else "accepted" for was in stored]
     assert api.outcomes(batch, frames) == expected
+
+
+@pytest.mark.parametrize("how", ["write", "read"])
+def test_a_store_that_fails_is_told_without_what_it_worked_on(
+    api: Api, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes share a transaction: its error may quote another caller's users."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OperationalError("SELECT :user", {"user": user(7)}, ValueError(user(7)))
+
+    batch = api.deposit()
+    if how == "write":
+        monkeypatch.setattr("riffle.shuffler.store.leasing.lease_slots", fails)
+        answer = api.lease(batch, [user(0)])
+    else:
+        monkeypatch.setattr(batch_rows, "status", fails)
+        path = f"/batches/{batch.batch_id}/status"
+        answer = api.call("GET", path, COORDINATOR_TOKEN)
+    assert (answer.status_code, problem(answer)) == (503, "unavailable")
+    assert not [word for word in (user(7), "SELECT") if word in answer.text]
 
 
 def head(api: Api) -> int:

@@ -53,7 +53,6 @@ def test_an_owner_waits_longer_each_time(api: Api, episode_seconds: int | None) 
     assert granted == [0, 2, 6, 14, 30]
 
 
-@both_engines
 def test_slots_that_others_took_over_have_lapsed_all_the_same(api: Api) -> None:
     batch = api.deposit_shared(0.5)
     _, other = api.enrol(100)
