@@ -73,6 +73,16 @@ def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+def test_every_link_leads_into_the_repository() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    links = [file for file in files if file.is_symlink()]
+    assert {link.name for link in links} >= {"common", "shuffler"}
+    assert [
+        link for link in links if not (link.parent / link.readlink()).resolve().is_relative_to(ROOT)
+    ] == []
+
+
 def test_wheel_holds_riffle_alone_and_the_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
