@@ -243,9 +243,11 @@ class PersonalLedger:
 
 
 def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> None:
-    """Stores 31 bits of the digest of a file's key (`users.opaque_id`), if there is a key.
+    """Stores in ``file``, open as ``database``, 31 bits of a digest of ``key``.
 
-    Raises LocalError ``wrong-state`` for another key, with which everybody would be a new user.
+    ``key`` is the key of `users.opaque_id` for the users in this file. Does nothing if ``key`` is
+    None. Raises LocalError ``wrong-state`` if the file has a digest of another key, with which
+    everybody would be a new user.
     """
     if key is None:
         return

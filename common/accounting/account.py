@@ -43,8 +43,8 @@ class BatchEvent:
 
     Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
     to `dishonest_fraction` of the reports carry no noise. If the batch is summed
-    (`common.mechanism.sums`), `word_bits` is the size of a word, and noise takes no messages of a
-    report. If not, `word_bits` is None.
+    (`common.mechanism.sums`), `word_bits` is the size of a counter's word, and a report's noise
+    needs no room in messages. If the batch is not summed, `word_bits` is None.
     """
 
     noise: BatchNoise

@@ -194,10 +194,10 @@ def leverage(possible: BoolArray) -> FloatArray:
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
     """Returns (B Sigma B')^-1 for a support (its bytes, shape H, X, A, X), without building B.
 
-    Let s be that of `_share`, and let S sum a row's possible tuples. Then v' Sigma w = v'w - s (S
-    v)'(S w). Row 0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and
-    minus ones where step h leaves it. Rows of B for states that cannot occur are empty; such a row
-    gets a one on the diagonal.
+    Let s be the result of `_share`. Let S v be the vector v (over tuples) summed over the possible
+    x' of each (h, x, a). Then v' Sigma w = v'w - s (S v)'(S w). Row 0 of B has ones at step 0. Row
+    (h, y) has ones where step h - 1 enters y, and minus ones where step h leaves it. Rows of B for
+    states that cannot occur are empty; such a row gets a one on the diagonal.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)

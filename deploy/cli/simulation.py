@@ -151,7 +151,11 @@ def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, ob
 
 
 def rounded(mean: float | None, interval: list[float] | None, seeds: int) -> str | None:
-    """Returns a mean and its band, to two digits of its half width, or the value of one seed."""
+    """Returns a mean and its band as text, or the value alone if there is one seed.
+
+    The numbers are rounded to the second significant digit of the band's half width, but never
+    coarser than to integers. Returns None if there is no mean.
+    """
     if mean is None:
         return None
     if interval is None:

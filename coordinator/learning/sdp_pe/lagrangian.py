@@ -23,8 +23,8 @@ chord between the best feasible point and the infeasible one in the (V_j, V_0) p
 
 Then come single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
 d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b is the state's probability. Each round makes the
-feasible change that raises V_0 most. All computations are batched over T objectives r_0 with one
-P_0.
+feasible change that raises V_0 most. All computations run over T objectives r_0, with one P_0, at
+once.
 """
 
 from __future__ import annotations
@@ -103,10 +103,12 @@ def maximise(
 ) -> Solution:
     """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
 
-    Each policy is at least as good as `anchor` (H, X), and as its row of every start (T, H, X), if
-    these satisfy the constraints. The search tries Lagrange multipliers, then at most `deviations`
-    rounds of single deviations. To break ties of V_0, the last constraint's value is added with the
-    weight `tie`; V_0 loses at most this term.
+    Policy t is at least as good as `anchor` (H, X) if `anchor` satisfies the constraints. For every
+    array (T, H, X) in `starts`, policy t is also at least as good as row t of the array if this row
+    satisfies them. The search tries Lagrange multipliers, then at most `deviations` rounds of
+    single deviations. To break ties of V_0, the search without thresholds maximises V_0 + `tie`
+    V_k, where V_k is the last constraint's value. If this constraint's rewards are in [0, 1], the
+    policy found has a V_0 at most `tie` H^2 below the best.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
