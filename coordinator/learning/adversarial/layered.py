@@ -96,10 +96,10 @@ class Layers:
 def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[PolicyArray]]:
     """Unrolls a finite-horizon MDP in time: layer h holds the states that step h can reach.
 
-    The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 has several
-    states, a first layer with one extra state leads to them by d1 under every action. Returns the
-    layers, their transitions (H', W, A, W), and the states of the last H layers before x_H, each an
-    array (X_h,) of numbers below X.
+    The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
+    several states, a first layer with one extra state leads to them by d1 under every action.
+    Returns the layers, their transitions (H', W, A, W), and the states of the last H layers before
+    x_H, each an array (X_h,) of numbers below X.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:
@@ -160,7 +160,7 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Returns the largest violation of the module's (i) and (ii), q >= 0 and zero padding."""
+    """Returns the largest violation of (i) and (ii) of the module, q >= 0, and zero padding."""
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()

@@ -51,13 +51,13 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
-    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W), positive on cells.
+    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W) > 0 on cells.
 
     If rounding keeps the gap above GAP (rows of the box near MARGIN), the search stops early. The
     answer states its gap.
 
     Raises LearnerError if the numbers are too extreme. The method suits products cost * q_k of at
-    most 10; in the algorithm they are at most eta.
+    most 10; in the algorithm, the products are at most eta.
     """
     sizes, own, after = _structure(layers)
     problem, rows = start(np.array(layers.widths), box.lower, box.upper, cost, q)
@@ -87,8 +87,8 @@ def start(
 ) -> tuple[Floats, Floats]:
     """Returns the arrays `problem` and `rows` that `minimise` starts with.
 
-    In ``rows``, q has the policy of q_k. Its transitions are those of q_k, moved well inside the
-    box. In ``problem``, bounds that cannot bind are moved far away.
+    In ``rows``, q has the policy of q_k, and the transitions of q_k moved well inside the box. In
+    ``problem``, bounds that cannot bind are moved far away.
     """
     (H, W, A), i = cost.shape, 0
     R, visits = widths[:-1].sum() * A, np.zeros((H + 1, W))

@@ -17,7 +17,7 @@ and every layer is a soft minimum. The remaining problem is unconstrained,
 
 and f is convex, smooth and piecewise analytic. Flows are exponential in v, so Newton's method is
 applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If this step
-does not decrease f, a damped Newton step on f follows. Both use the derivatives of inflow and
+does not decrease f, a damped Newton step on f follows. Both steps use the derivatives of inflow and
 outflow with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a
 layer changes nothing, so 1 1^T is added to every layer's block.
 
@@ -28,8 +28,8 @@ logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm e
 
 Certificate. The dual's q violates the equations of flow by the residual. So the answer is the
 occupancy measure of the policy and transitions of that q; it is in Delta(P_k) up to rounding. gap =
-(the answer's objective) + f(v) >= 0 bounds how far the answer is from the minimum. By Pinsker's
-inequality, sum_h ||q - q*||_1^2 <= 2 gap.
+(the answer's objective) + f(v) >= 0 bounds how far the answer's objective is from the minimum. By
+Pinsker's inequality, sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -325,9 +325,9 @@ def newton_step(
 ) -> Floats:
     """Returns Newton's step (H - 1, W) from the derivatives, with rows divided by the flows.
 
-    If inflow, outflow are the flows, this is the step on ln inflow - ln outflow = 0. If they are
-    ones, and `target` is -gradient, it is -(Hessian of f + damping)^-1 gradient. Padding states do
-    not move.
+    If `inflow` and `outflow` are the flows, the result is the step on ln inflow - ln outflow = 0.
+    If both are ones, and `target` is -gradient, the result is -(Hessian of f + damping)^-1
+    gradient. Padding states do not move.
     """
     H, W = len(widths) - 1, inflow.shape[1]
     matrix, step = null_space(widths, W) + damping * np.eye((H - 1) * W), np.zeros((H - 1, W))

@@ -43,7 +43,8 @@ from riffle.coordinator.learning.learner import FloatArray
 class LossEstimate:
     """Turns noisy losses into l".
 
-    ``E`` is the bound E' on their noise, and ``variance`` is the variance of that noise.
+    ``E`` is the bound E' on the noise of all losses. ``variance`` is the variance v of the noise on
+    one loss.
     """
 
     estimator: Literal["paper", "correct"]
