@@ -38,9 +38,10 @@ class Evidence:
     """Unbiased counts of one batch, or of several batches that each count one layer.
 
     For Hs counted steps, `transitions` are (..., Hs, X, A, X), `visits` and `rewards` (..., Hs, X,
-    A). `rewards` is None if they were not counted. `n` is the number of episodes counted at each
-    step. The variances are those of the noise on the entries. `possible` (Hs, X, A, X) is the
-    support. `mixtures` has the deployed mixture of all steps, or one for each step.
+    A). `rewards` is None if rewards were not counted. `n` is the number of episodes counted at each
+    step. Each variance is that of the noise on one entry, and lacks the leading dimensions of the
+    counts. `possible` (Hs, X, A, X) is the support. `mixtures` has the one mixture that was
+    deployed for all steps, or one mixture for each step.
     """
 
     n: float
@@ -69,7 +70,8 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`); visits are then sums.
 
-        The variances stay as they are. The projection only lowers them, so this is safe.
+        The variances stay as they are. The projection only lowers the true variances, so this is
+        safe.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:
@@ -98,7 +100,7 @@ def _visitation(mixture: Mixture, P: FloatArray, d1: FloatArray) -> FloatArray:
 
 
 def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> Evidence:
-    """Returns the evidence of one batch, or of one-layer batches, stacked (n may differ by one)."""
+    """Returns the evidence of one batch, or of stacked one-layer batches; their n differ by <= 1."""
     rewards = [batch.rewards for batch in batches if batch.rewards is not None]
     return Evidence(
         float(np.mean([batch.n for batch in batches])),

@@ -40,8 +40,8 @@ Purpose = Literal["crude", "fine", "exploit", "manual"]
 NoiseModel = Callable[[int, int | None], float]
 """The variance of the noise on one counter, given n and the batch's layer (None: all layers).
 
-It is known before the batch runs, so a learner uses it to choose n and to compute E of Assumption
-4."""
+The variance is known before the batch runs, so a learner uses it to choose n and to compute E of
+Assumption 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class BatchCounts:
     noise on the entries have the same shapes. Outside the support, entries and variances are 0.
     With the families `lean` and `joint`, `visits` have no counters: they are sums of counts over x'
     (and r). So visits and transitions agree exactly, and share their noise. `term` is the b of
-    Bernstein's inequality, the largest size of one term of the noise. It is the same for all
+    Bernstein's inequality, the largest size of one term of the noise. `term` is the same for all
     entries (`common.mechanism.parameters.BatchNoise`).
     """
 

@@ -7,11 +7,12 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
 
 P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to x-dagger,
 the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so it needs no row.
-r has shape (H, X, A). `...` stands for leading batch dimensions.
+r has shape (H, X, A). `...` stands for leading dimensions of arrays.
 
 `compiled` compiles loops of learners that plan in every episode with numba. Without numba, plain
-Python runs the same code. numba's cache on disk notices changes only in the file that holds a
-function. So a compiled function uses only compiled functions and constants of its own file.
+Python runs the same code. numba's cache on disk notices changes to a function only in the file that
+defines the function. So a compiled function uses only compiled functions and constants of its own
+file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Privatizers: private running sums that satisfy the assumptions of papers 000 and 004.
 
 User t contributes sigma_t, an array of one entry per counter; S_t = sigma_1 + ... + sigma_t. A
-Privatizer releases S_t plus noise: a sum of `terms(t)` independent draws of `noise`. Learners rely
-on three properties:
+Privatizer releases S_t plus noise. The noise on each counter is the sum of `terms(t)` independent
+draws of `noise`. Learners rely on three properties:
 
 - Unbiased: the noise has mean zero and the variance terms(t) * noise.variance, which is known
   beforehand.
@@ -39,10 +39,10 @@ Levels: contribution i is in at most one block of each level with 2^j <= T, so i
 
     tree_levels(T) = floor(log2 T) + 1 = T.bit_length()
 
-blocks; contribution 1 is in that many. A learner of K episodes needs S_1..S_{K-1}, because policy k
-uses users i < k and nobody uses S_K. Hence T = K - 1, and there are (K-1).bit_length() = ceil(log2
-K) levels, as in Algorithm 4. Taken literally, Algorithm 4 also uses a leaf K, which has no index if
-K is a power of two. The leaf is not needed.
+blocks; contribution 1 is in exactly so many. A learner of K episodes needs S_1..S_{K-1}, because
+policy k uses users i < k and nobody uses S_K. Hence T = K - 1, and there are (K-1).bit_length() =
+ceil(log2 K) levels, as in Algorithm 4. Taken literally, Algorithm 4 also uses a leaf K, which has
+no index if K is a power of two. The leaf is not needed.
 
 Privacy: given the earlier releases, no other trajectory depends on the replaced user. So replacing
 user i changes only the blocks that contain contribution i. If one contribution has the
@@ -66,8 +66,9 @@ so the noise on S_t has variance t Var Z. Privacy: the message of a user is the 
 contribution. Two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
 noise of scale b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
 beta)-LDP. A user sends only one message, so nothing composes. `paper` is Lap(3 H / epsilon) on
-three families. This noise is for H changes in each family, but two trajectories differ in 2 H, so
-it is 2 epsilon-LDP. Under joint DP, 004 puts the same noise on bandit losses (Lemma 5.6).
+three families. This noise is for H changes in each family, but two trajectories differ in 2 H
+entries of each family, so the noise is 2 epsilon-LDP. Under joint DP, 004 puts the same noise on
+bandit losses (Lemma 5.6).
 """
 
 from __future__ import annotations
@@ -134,10 +135,10 @@ class AdditiveNoise:
     def deviation(self, terms: int, log_term: float) -> float:
         """Returns a bound that a sum of `terms` draws exceeds with probability <= 2 exp(-log_term).
 
-        Let l be log_term. The Gaussian bound is sigma sqrt(2 terms l). For Laplace noise, log E
-        exp(x Z / b) = -log(1 - x^2) is at most x^2 / (1 - x), so the sum is sub-gamma with variance
-        factor 2 terms b^2 and scale b (Boucheron et al. 2003). The bound is b (2 sqrt(terms l) +
-        l).
+        The bound is on the sum's absolute value. Let l be log_term. The Gaussian bound is sigma
+        sqrt(2 terms l). For a draw Z of Laplace noise, log E[exp(x Z / b)] = -log(1 - x^2) is at
+        most x^2 / (1 - x), so the sum is sub-gamma with variance factor 2 terms b^2 and scale b
+        (Boucheron et al. 2003). The Laplace bound is b (2 sqrt(terms l) + l).
         """
         if self.kind == "none" or terms == 0:
             return 0.0
@@ -153,7 +154,7 @@ def least_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> Additi
     """Returns (epsilon, beta)-DP noise: Laplace or Gaussian, whichever has the smaller variance.
 
     Laplace noise of scale b = Delta_1 / epsilon is epsilon-DP (Dwork et al. 2006), where Delta_1 is
-    the L1 norm. The least Gaussian noise is that of Balle and Wang 2018, Theorem 8.
+    the sensitivity in L1 norm. The least Gaussian noise is that of Balle and Wang 2018, Theorem 8.
     """
     unit = gaussian_variance(epsilon, beta, 1) / 2.0
     gaussian = AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
@@ -177,14 +178,14 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
     `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families of
-    counts the norm is 6 H, so `paper` gives 2 epsilon. With losses under full information it is 4 H
-    + X A.
+    counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. With losses under full information, Delta_1
+    is 4 H + X A.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
 
 
 def tree_levels(T: int) -> int:
-    """Returns the largest number of blocks that contain one contribution, if there are T."""
+    """Returns the largest number of blocks that contain one of T contributions."""
     return T.bit_length()
 
 

@@ -98,6 +98,9 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns half the width of a mean's interval for ``count`` >= 2 values of deviation ``sd``."""
+    """Returns the half width of a mean's interval.
+
+    The mean is over ``count`` >= 2 values with the standard deviation ``sd``.
+    """
     half: FloatArray = special.stdtrit(count - 1, (1 + LEVEL) / 2) * sd / np.sqrt(count)
     return half

@@ -126,8 +126,8 @@ def plan(
 ) -> bool:
     """Overwrites `policy` with the optimistic policy; returns whether it changed.
 
-    P is (X', H X A), r and N are (H X A,). `noise` has the variance of a transition count, the
-    variance of a reward sum, and E.
+    P is (X', H X A), r and N are (H X A,). `noise` (3,) has the variance of the noise on a
+    transition count, the variance of the noise on a reward sum, and E.
     """
     H, X = policy.shape
     pairs, V, changed = len(r) // H, work.V, False
@@ -374,7 +374,7 @@ def run(
 
 @compiled
 def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
-    """Sets noise = (variance, variance, E) of the counts after t contributions."""
+    """Sets `noise`, in the form that `plan` takes, for the counts after t contributions."""
     terms = t
     if not privacy.local:
         terms = 0

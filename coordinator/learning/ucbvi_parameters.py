@@ -28,7 +28,8 @@ tree has ceil(log2 K) levels. There are two sets of noise levels, named as in `p
   counters. The noise is Laplace or analytic Gaussian, whichever has the smaller variance at the
   same (epsilon, beta).
 
-There are two bonuses. Each is the same for every environment, and every run records its own:
+There are two bonuses. Each bonus is the same for every environment, and every run records its
+bonus:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). This bonus
   exceeds H - h for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
@@ -36,8 +37,8 @@ There are two bonuses. Each is the same for every environment, and every run rec
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
-  The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. This
-  minimum is H^2 for every N of interest, so the last term above has H in its place.
+  The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. For
+  every N of interest, this minimum is H^2, and its square root is the H of the last term above.
 - `practical`: a constant times Bernstein's bonus with estimated variances, plus another constant
   times the standard deviation of the noise in r~ + P~ V, to first order:
 

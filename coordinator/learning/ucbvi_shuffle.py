@@ -19,25 +19,26 @@ the least batch sizes, and K sets the number of batches. Then all sizes are mult
 factor, so that the batches fill K.
 
 **Counts.** Each batch's counts are projected on the equations of flow and added with weights w_i(h,
-x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of its
-noise (`evidence`). Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` * s
-pseudo-visits, distributed like the mean row over all steps. Here s is the standard deviation of the
-noise on the visits to (h, x, a). So steps share one estimate until their counts rise above the
-noise. If all steps are declared to be alike, counts are summed over steps instead.
+x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of the
+noise on each of its transition counts (`evidence`). Eq. 7 makes the sums consistent. Then the row
+of (h, x, a) gets `shrinkage` * s pseudo-visits, distributed like the mean row over all steps. Here
+s is the standard deviation of the noise on the visits to (h, x, a). So steps share one estimate
+until their counts rise above the noise. If all steps are declared to be alike, counts are summed
+over steps instead.
 
-**Bonus.** v_T and v_R are the variances of the noise on sums of transitions and rewards; N is taken
-as at least s:
+**Bonus.** v_T is the variance of the noise on a sum of transitions, and v_R on a sum of rewards. N
+is taken as at least s, and at least 1:
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
 Transitions outside a declared support have v_T = 0, and X counts only possible successors.
 
-The two terms of b_h are the standard deviations of the noise in r^ + P^ V_{h+1} and of a mean of N
-reward bits.
+The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second is the
+largest possible standard deviation of a mean of N reward bits.
 
 Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
-regret: b_h is one standard deviation and no confidence bound, and shrinkage is biased if steps
-differ. `docs/algorithm.md` reports measurements.
+regret: b_h is a sum of standard deviations and no confidence bound, and shrinkage is biased if
+steps differ. `docs/algorithm.md` reports measurements.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class UCBVIShuffle:
         return None
 
     def observe(self, counts: BatchCounts) -> None:
-        """Adds a batch's counts and plans the next mixture. Returns no stage, as there are none."""
+        """Adds a batch's counts and plans the next mixture. Returns None: there are no stages."""
         asked = self.next_deployment()
         if asked is None or (asked.n, asked.layer) != (counts.n, counts.layout.layer):
             raise LearnerError(f"asked for {asked}, got counts of {counts.n} of {counts.layout}")

@@ -24,8 +24,8 @@ class Constants:
     growth: with `fill`, the least factor from one stage's length to the next.
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a). The
-        unit is the standard deviation of a crude counter's noise, or of one count if that is
-        larger. So noise, not K, sets the size of the first batches.
+        unit is the standard deviation of a crude counter's noise, but at least one visit. So noise,
+        not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
@@ -45,8 +45,9 @@ class Constants:
         standard deviation of the count's noise, and Eq. 7 has tolerance 0. At scale 0, W is empty
         and no row of the model loses a transition.
     add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
-    crude_add_on: add this many standard deviations (of noise and of one count) to every crude tuple
-        count, so that exploration goes to the unknown. Values are estimated without this addition.
+    crude_add_on: add this many times sqrt(1 + v) to every crude tuple count, where v is the
+        variance of the count's noise, so that exploration goes to the unknown. Values are estimated
+        without this addition.
     least_visits: reward sums are divided by at least this many standard deviations of a visit
         count's noise, so that noise on a rarely visited pair does not look like a reward.
     pool: estimate from a stage's crude and fine counts together, not from its fine counts alone.
