@@ -102,7 +102,7 @@ class Account:
 
 
 def account(event: BatchEvent, beta: float) -> Account:
-    """Returns the guarantee of a batch at beta, with lower and upper bounds.
+    """Returns the guarantee of a batch at beta, with lower and upper bounds on epsilon.
 
     Epsilon is infinity if, at this beta, no epsilon holds: the noise is too small, or a report has
     too few slots. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of

@@ -126,7 +126,7 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Returns the losses when a counter with Pr[Z = z] ~ q**|z| noise moves up or down by one.
+    """Returns the losses of a move by one, up or down, under noise Pr[Z = z] = c q**|z|.
 
     With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
     is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped

@@ -35,10 +35,10 @@ and more at larger epsilon. But the variance would depend on the data.)
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many
-cells move, it is binomial noise: a discrete form of the Gaussian mechanism with exact accounting
-and exact draws. At epsilon = 1 and beta = 1e-5, the variance for one pair of cells is 7.8 with
-Laplace noise and 28.8 with binomial noise. For six pairs it is 276 with Laplace noise and 167 with
-binomial noise.
+cells move, the choice is binomial noise: a discrete form of the Gaussian mechanism with exact
+accounting and exact draws. At epsilon = 1 and beta = 1e-5, the variance for one pair of cells is
+7.8 with Laplace noise and 28.8 with binomial noise. For six pairs it is 276 with Laplace noise and
+167 with binomial noise.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ tight the bounds are, never whether they hold: `loss_curve` accounts for mass ou
 **Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
 its norm. Here eta = mu + gamma_4 (sqrt(2) + mu), gamma_4 = 4 u / (1 - 4 u), u is the unit roundoff,
-and mu is the error of the twiddle factors. If mu is at most u, the error is below 8 u log2(M). The
-same bound holds for the inverse. Propagating it through all powers, products and the inverse gives
-one number that no cell's error exceeds.
+and mu is the error of the twiddle factors. If mu is at most u, this error is below 8 u log2(M)
+times the norm. The same bound holds for the inverse. Propagating it through all powers, products
+and the inverse gives one number that no cell's error exceeds.
 
 This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
 threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.

@@ -100,7 +100,7 @@ def _visitation(mixture: Mixture, P: FloatArray, d1: FloatArray) -> FloatArray:
 
 
 def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> Evidence:
-    """Returns the evidence of one batch, or of stacked one-layer batches; their n differ by <= 1."""
+    """Returns the evidence of one batch, or of one-layer batches, stacked; n may differ by one."""
     rewards = [batch.rewards for batch in batches if batch.rewards is not None]
     return Evidence(
         float(np.mean([batch.n for batch in batches])),

@@ -31,7 +31,7 @@ parts are exact to different degrees:
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
 
-  The bound is exact if P = P_B (then c = 0). The more the two models differ, the looser it is.
+  The bound is exact if P = P_B (then c = 0), and gets looser the more the two models differ.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ Steps = Generator[Deployment, BatchCounts, None]
 
 @dataclass(frozen=True, slots=True)
 class Crude:
-    """The output of Algorithm 2: W, P~cru (H, X, A, X), the policies (M, H, X) of pi_0, counts.
+    """The output of Algorithm 2: W and P~cru (H, X, A, X), pi_0 as policies (M, H, X), and counts.
 
     `counts` is None if the stage had no crude batches; W and P~cru then come from memory.
     """
@@ -91,7 +91,7 @@ class SDPPE:
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
     LearnerError if K is too small for a stage. Subclasses may change the coverage design, the
-    worst-case radius, and `fine_batches`: the fine batch has this many times L_b episodes.
+    worst-case radius, and `fine_batches`: a fine batch has `fine_batches` * L_b episodes.
     """
 
     fine_batches = 2
