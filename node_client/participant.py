@@ -7,9 +7,9 @@ A person's episode must survive a restart of the app. So the users' file has a `
 person: the lease, the word that selects the policy, and the recorded steps (states and reward bits,
 never rewards). A row is as private as the app's own data about this person.
 
-- Steps are erased when the report is sealed, when the person gives up and when the time is over.
-- The sealed report takes their place until the shuffler has it or the lease is over. Only shuffler
-  and coordinator together can open it.
+- Steps are erased as soon as the report is sealed, the person gives up or the time is over.
+- The sealed report takes the steps' place until the shuffler has it or the lease is over. Only
+  shuffler and coordinator together can open it.
 - An app that never starts again leaves its last rows behind: delete its `state_dir`.
 
 If a user gives up or does not report in time, the report carries only noise and padding. So no

@@ -144,7 +144,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns the seconds for an episode: the descriptor's, and a share of the lease's rest."""
+        """Returns the descriptor's seconds for an episode, plus ``share`` of what is then left."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 

@@ -30,7 +30,7 @@ LEAST_CHUNK = 36_000
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 MESSAGE_BYTES = 50
-"""About the size of a sealed message. A vector counts as messages with as many bytes in all."""
+"""About the size of a sealed message. A vector counts as so many messages as have its size."""
 _BREAKS_IN_A_ROW = 3
 
 

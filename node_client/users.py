@@ -168,7 +168,7 @@ class Users:
     def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:
         """Skips users who have reported, or hold a slot elsewhere.
 
-        They are skipped until the epoch's end, or until the next start.
+        They are skipped until the process starts again or, with epochs, until the epoch ends.
         """
         self._aside.update(dict.fromkeys(users, bars_until(charge.epoch)))
 

@@ -2,8 +2,8 @@
 
 An environment has X states, A actions and a horizon H, and declares the range of its real rewards.
 The node scales a reward to [0, 1] and draws a bit with this mean (`node_client.episode`). An
-environment that can end early declares one absorbing state, the last of its X states. After an
-early end, the node stays there, with zero reward, for the rest of the horizon.
+environment whose episodes can end early declares one absorbing state, the last of its X states.
+After an early end, the user stays there, with zero reward, for the rest of the horizon.
 
 An environment draws only from the given randomness. So the same environment serves deployed nodes
 (the system's CSPRNG), the test entry point and the simulator (both with keyed streams).
@@ -229,7 +229,7 @@ def global_means(arms: int, seed: int) -> Floats:
 def clipped_mean(means: Floats, sigma: float) -> Floats:
     """Returns E[clip(m + xi, 0, 1)], xi ~ N(0, sigma^2), for every mean m in [0, 1] (A,).
 
-    With u = m / sigma, v = (1 - m) / sigma and the normal law Phi with density phi, this is
+    With u = m / sigma, v = (1 - m) / sigma and the normal law Phi with density phi, the result is
     m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi(v).
     """
     if sigma == 0:
