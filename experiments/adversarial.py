@@ -192,7 +192,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one release. A central agent releases `summed` values from a tree."""
+    """Returns the noise of one release. If `summed`, a central agent uses a tree."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"

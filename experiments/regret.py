@@ -45,7 +45,8 @@ def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
 class Regret:
     """Cumulative pseudo-regret after each deployment, against cumulative episodes.
 
-    `episodes` (D,), `cumulative` (D,); `switches` counts changes of the deployed mixture.
+    For D deployments, `episodes` and `cumulative` are (D,). `switches` counts changes of the
+    deployed mixture.
     """
 
     episodes: FloatArray

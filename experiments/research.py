@@ -218,9 +218,9 @@ def simulate(
     """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1.
 
     ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
-    ``workers`` processes run the seeds, by default one a core. As on the services, the learner uses
-    the structure that the environment declares. An environment without known probabilities is
-    simulated user by user. Its results have no regret.
+    ``workers`` processes run the seeds, by default one process for each core. As on the services,
+    the learner uses the structure that the environment declares. An environment without known
+    probabilities is simulated user by user. Its results have no regret.
 
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
     too small for the guarantee. The message names the value and says what to change.

@@ -47,7 +47,7 @@ Calibrate = Callable[[CounterLayout, int], Mechanism]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished simulated run. `messages` is the number of messages: the sum of n L."""
+    """A finished simulated run. `messages` is the sum of n L over its batches."""
 
     learner: Learner
     deployments: list[Deployment]

@@ -2,7 +2,6 @@
 
 `world` fixes two neighbouring populations, and `pipeline` runs the product's code on them. `attack`
 turns a distinguisher's scores into lower bounds on epsilon and beta that hold with a stated
-confidence. `broken` runs the same attack on two encodings
-that do not protect users. `observer` guesses users' data from sizes, times and order. `run` is the
-audit.
+confidence. `broken` runs the same attack on two encodings that do not protect users. `observer`
+guesses users' data from sizes, times and order. `run` is the audit.
 """

@@ -10,11 +10,12 @@ two populations is
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
-noise, one number for each counter. If n > tau, the noise is one bit of probability tau / 2n, else
-the number of ones among m = ceil(tau / n) fair bits. The analyzer receives the permuted numbers of
-each counter. Only a user with bit 1 whose noise bits are all 1 sends z = 2 (or z = m + 1). If
-everybody else has bit 0, that number exposes the user. This happens with probability tau / 2n (or
-2^-m), and no finite epsilon covers it.
+noise, one number for each counter. If n > tau, the noise is one bit of probability tau / 2n.
+Otherwise, the noise is the number of ones among m = ceil(tau / n) fair bits. The analyzer receives
+the permuted numbers of each counter. Only a user with bit 1 whose noise bits are all 1 sends the
+largest number: 2 if n > tau, otherwise m + 1. If everybody else has bit 0, this number exposes the
+user. The probability of this is tau / 2n if n > tau, otherwise 2^-m, and no finite epsilon covers
+it.
 
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
 for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,

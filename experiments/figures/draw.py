@@ -67,7 +67,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: x (c,), the band of regret at x, its points, and the constants that they used.
+    """A curve: x (c,), the band of regret at x, the curve's points, and the points' constants.
 
     `x` and `band` are empty if nothing could be computed.
     """
