@@ -171,7 +171,7 @@ class Learner(Protocol):
         """
 
     def summary(self) -> LearnerSummary:
-        """Returns the best policy known so far. It may be called at any time."""
+        """Returns the best policy known so far, at any time of the run."""
 
 
 class LearnerError(ValueError):

@@ -34,8 +34,8 @@ transpose of B, and N the result:
 Transitions outside a declared support have no noise. They stay 0 in Eq. 7, in the add-on (see
 `consistent`) and in the projection.
 
-**Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). They lead
-to the state x-dagger, which earns 0:
+**Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). These
+tuples lead to the state x-dagger, which earns 0:
 
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
     r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).

@@ -8,8 +8,8 @@ takes 1 + 2 H uniforms: one for the start, and two for the next state and the re
 step. A completed block or a user's message takes one draw of noise for each counter. Inner loops
 run over pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
-A policy's value comes from backward induction in the true MDP. It is computed only when the policy
-changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
+A policy's value comes from backward induction in the true MDP. The value is computed only when the
+policy changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
     """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
 
-    A draw selects the first state whose running sum exceeds a uniform number, or the last state.
+    A draw selects the first state whose running sum exceeds a uniform draw, or else the last state.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -161,7 +161,7 @@ def plan(
 def exploration(
     r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
 ) -> float:
-    """Returns the bonus b_h(x, a). `shift` is the noise's size: E X for QIAO, else a variance."""
+    """Returns the bonus b_h(x, a). `shift` is E X for QIAO, the noise's variance for PRACTICAL."""
     width = bonus.iota / N
     if bonus.kind == AZAR:
         return float(7.0 * H * bonus.iota / np.sqrt(N))

@@ -85,8 +85,8 @@ class Bonus:
 def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
     """Returns the logarithms of the bonuses `practical`, UCBVI-CH and DP-UCBVI, in this order.
 
-    They are log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T / delta) with T =
-    K H.
+    The logarithms are log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T /
+    delta) with T = K H.
     """
     episodes = sizes.H * sizes.X * sizes.A * K / delta
     return math.log(2 * episodes), math.log(5 * episodes), math.log(30 * sizes.H * episodes)

@@ -158,7 +158,7 @@ def descend(
     p: Floats,
     flows: Floats,
 ) -> tuple[float, int]:
-    """Minimises f. Overwrites v, m = (m, ln m) and p = (p, ln p, p on free cells or else zero).
+    """Minimises f. Overwrites v, m = (m, ln m) and p = (p, ln p, p on free cells and 0 elsewhere).
 
     flows (2, H + 1, W) are inflow and outflow of every state. Every iteration tries Newton's step
     on the logarithms, then damped steps. It takes the first step that lowers f enough or, near the

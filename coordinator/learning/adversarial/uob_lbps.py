@@ -12,9 +12,9 @@
 with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K.
 
 Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1), where E' bounds the noise of all
-losses with probability 1 - delta (Assumption 4.1). It adds E' to every pair, also to the pairs that
-the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u). The excess E' / u makes
-rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
+losses with probability 1 - delta (Assumption 4.1). This adds E' to every pair, also to the pairs
+that the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u). The excess E' / u
+makes rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
 corrected form above has the mean q l / u times a known constant. That constant keeps the mean
 square of l" at most one, so that eta has the same scale as without noise. No regret bound is proved
 for either form with noise: the proof of Theorem 4.2 needs a third term that is not positive, and

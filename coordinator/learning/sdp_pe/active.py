@@ -163,9 +163,9 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
 
-        The actions after step h do not change these visits. They are the best actions in the newest
-        model, or in `then` before the first elimination. `value` (X, A) is the probability of the
-        visit.
+        The actions after step h do not change these visits. These actions are the best ones in the
+        newest model, or in `then` before the first elimination. `value` (X, A) is the probability
+        of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(

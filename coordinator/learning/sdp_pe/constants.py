@@ -1,8 +1,8 @@
 """The constants of SDP-PE, in two declared sets: `paper` (literal) and `practical`.
 
 `paper` is paper 000 as written: C_1 = 6, iota = log(2 H A K / delta), the add-on of Eq. 7, the
-radius of line 9 with C = 1, L_b = 2^b from b = 1, and only the counts of the fine batch. It learns
-nothing at K = 20,000, because the threshold C_1 E H^2 iota is above a million visits.
+radius of line 9 with C = 1, L_b = 2^b from b = 1, and only the counts of the fine batch. `paper`
+learns nothing at K = 20,000, because the threshold C_1 E H^2 iota is above a million visits.
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
 `paper` is one departure. No departure looks at data except through private counts. docs/ablation.md

@@ -1,7 +1,7 @@
 """Models of the absorbing MDP from private counts, and the error that such a model may have.
 
-`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). It takes stacks of
-counts, too, so the parametric bootstrap runs the same estimator whose error it measures.
+`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The method takes
+stacks of counts, too, so the parametric bootstrap runs the same estimator whose error it measures.
 
 **Which counts.** The paper uses only the stage's fine batch. The constant `pool` adds the stage's
 crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
@@ -24,13 +24,13 @@ best policy seem worse in the estimate? So an uncertain policy, which few episod
 if its estimate is low. The policies pi_d are likely to be the best, so the next stage explores
 them.
 
-At every (h, x), pi_d takes an action of some active policy. It is the best of all policies that
-do so, which include the active ones. So the quantile errs on the safe side. The draws keep W, so
-the radius does not include the bias of the absorbing MDP (tests state how often the optimal
+At every (h, x), pi_d takes an action of some active policy. pi_d is the best of all policies that
+do so, which include the active policies. So the quantile errs on the safe side. The draws keep W,
+so the radius does not include the bias of the absorbing MDP (tests state how often the optimal
 policy survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli, with
-variance r (1 - r) for each visit. With the families `joint` its noise is part of the visits'
-noise, because both are sums of the same counters. The sampling variance of a count is taken as at
-least one, so that a tuple that was never counted does not seem certain.
+variance r (1 - r) for each visit. With the families `joint` its noise is part of the visits' noise,
+because both are sums of the same counters. The sampling variance of a count is taken as at least
+one, so that a tuple that was never counted does not seem certain.
 
 All of this is post-processing, because it sees only private counts. The draws come from the
 caller's generator, which the run seeds.
