@@ -18,9 +18,9 @@ replacement also changes bandit losses by up to 2H. Under full information all X
 / (3H) times the stated epsilon, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under full
 information.
 
-`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Each gets the least
-noise for its sensitivity (Laplace or analytic Gaussian). Together they compose to (epsilon,
-beta)-DP.
+`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Counts and losses each
+get the least noise for their sensitivity (Laplace or analytic Gaussian). Together they compose to
+(epsilon, beta)-DP.
 
 Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose):
 "LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
@@ -156,7 +156,7 @@ def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> F
 
 
 def _choice(probabilities: FloatArray, uniform: float) -> int:
-    """Returns the first index whose running sum exceeds a uniform draw, or the last one."""
+    """Returns the first index whose running sum exceeds a uniform draw, or else the last index."""
     *head, _ = accumulate(probabilities.tolist())
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 

@@ -92,10 +92,10 @@ class Users:
         policy = batch.mixture.pick(word(policy_draws))
         try:
             play(self._environment, policy, batch.reward_range, environment_draws, batch.layout)
-        except Exception as error:  # a user's environment may raise anything
+        except Exception as error:  # an external environment may raise anything
             code: object = self._environment
             if isinstance(code, GymnasiumEnvironment):
-                code = code.native  # the user's code is inside our adapter
+                code = code.native  # the external code is inside Riffle's adapter
             return describe_error(error, source_file(code))
         return "it did not fail when it was run again"
 

@@ -97,7 +97,7 @@ def run_episode(
     """
     try:
         return play(environment, policy, reward_range, randomness, layout)
-    except Exception:  # a user's environment may raise anything
+    except Exception:  # an external environment may raise anything
         return None
 
 

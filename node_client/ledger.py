@@ -14,10 +14,11 @@ node charges each report to this ledger before it runs the episode:
 - A person is charged once a batch. A second charge for one batch is refused.
 
 All nodes of an owner, also those of different shufflers, share one SQLite file. Every transaction
-opens the file afresh. It compares the file's number of changes with the head, a copy of this number
-in another folder (`common.process.heads`). So an older copy or an emptied file is refused, and no
-user is asked for an episode, even if the file is replaced while nodes run. The file is not
-encrypted. It shows the owner's people, by the ids that the shufflers know, and their batches.
+opens the file afresh. The transaction compares the file's number of changes with the head, a copy
+of this number in another folder (`common.process.heads`). So an older copy or an emptied file is
+refused, and no user is asked for an episode, even if the file is replaced while nodes run. The file
+is not encrypted, and shows the owner's people, by the ids that the shufflers know, with each
+person's batches.
 """
 
 import os
@@ -84,7 +85,7 @@ class Charge(Document):
     """The privacy that one report to a batch spends.
 
     ``coordinator`` is the coordinator's public key, hex. ``event`` is the accountant's input, at
-    the owner's dishonest fraction. It is None for seeded noise, which spends everything.
+    the owner's dishonest fraction. ``event`` is None for seeded noise, which spends everything.
     """
 
     batch_id: str = ""

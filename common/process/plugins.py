@@ -1,4 +1,4 @@
-"""Loads code that users supply in a Python file, or as an entry point of their package.
+"""Loads external code, from a Python file or by an entry point of a package.
 
 A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so
 references to files come from a command line or from a process's own settings, never from a request.
@@ -94,11 +94,12 @@ def takes_any_name(constructor: Constructor) -> bool:
 
 
 def describe_error(error: BaseException, file: str | None = None) -> str:
-    """Describes an error in a user's code in one line: its type, text, file and line.
+    """Describes an error in external code in one line: its type, text, file and line.
 
-    ``file`` is the user's file. If the error passed through it, the named line is the innermost
-    line in that file, because users look for a mistake there. Otherwise it is the innermost line of
-    all. Call this in the function that called the user's code: that function's frame is left out.
+    ``file`` is the external code's file. If the error passed through this file, the named line is
+    the innermost line in it, because the code's author looks for a mistake there. Otherwise, the
+    named line is the innermost line of all. Call this in the function that called the external
+    code: the frame of that function is left out.
     """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or called

@@ -10,9 +10,9 @@
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
 sizes are fixed, the given ones must equal them.
 
-An external environment is one that its user supplies. It is checked when it is made, so that a
-mistake is reported in one line. A later fault, in `reset` or `step`, makes an episode fail
-(`node_client.episode`).
+An external environment comes from another package, a Python file or a Python object. It is checked
+when it is made, so that a mistake is reported in one line. A later fault, in `reset` or `step`,
+makes an episode fail (`node_client.episode`).
 """
 
 import math
