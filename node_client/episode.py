@@ -1,8 +1,9 @@
 """Turns a slot in a batch into the messages of one user's report.
 
 `slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
-environment and encodes it as L messages. This is the node's half of `common.mechanism.workflow`.
-The per-user simulator calls it, too. All draws of a report are here, except those of its seals.
+environment and encodes it as L messages. The function is the node's half of
+`common.mechanism.workflow`. The per-user simulator calls it, too. All draws of a report are here,
+except those of its seals.
 
 - Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). A
   report holds one Bernoulli bit whose mean is this number in [0, 1].

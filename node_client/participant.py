@@ -147,7 +147,7 @@ class UserLease:
     def give_up(self) -> None:
         """Erases the episode. Noise and padding are sent in its place, in the background.
 
-        This changes nothing once `report` has been called.
+        The call changes nothing once `report` has been called.
         """
         if self.row.steps is not None and self.delivery is None:
             self.keep(steps=None)

@@ -374,8 +374,8 @@ def _version(file: Path) -> tuple[int, int] | None:
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Returns how many users to name in one lease request, for reports of ``messages`` messages.
 
-    This is the node's fair share of the free slots, within the smallest and the largest size of a
-    chunk (see `sealing`), but not above ``free`` or ``users_a_request``.
+    The number is the node's fair share of the free slots, within the smallest and the largest size
+    of a chunk (see `sealing`), but not above ``free`` or ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

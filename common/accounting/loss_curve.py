@@ -72,7 +72,8 @@ TRIM_SHARE = 1e-5
 
 VARIANCE_CAP = 1e8
 """Noise of a larger variance is accounted as if it had this variance. This is valid because more
-noise is post-processing, and it suffices for epsilon = 0.003 at 18 cells and beta = 1e-5."""
+noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 cells and beta =
+1e-5."""
 
 SMALLEST_DELTA = 1e-15
 

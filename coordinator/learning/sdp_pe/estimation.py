@@ -7,8 +7,8 @@ stacks of counts, too, so the parametric bootstrap runs the same estimator whose
 crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
 
 **Shrinkage.** While noise hides how steps differ, their rows share one estimate: each row gets
-`shrinkage` standard deviations of noise as pseudo-visits, distributed like the mean over all steps.
-This is biased if steps differ.
+`shrinkage` standard deviations of noise as pseudo-visits, distributed like the mean row over all
+steps. The shared estimate is biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw goes through the
