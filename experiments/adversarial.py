@@ -105,7 +105,7 @@ def run(case: Case) -> AdversarialResult:
 def regret_curve(
     layers: Layers, P: FloatArray, policies: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns checkpoints and the exact regret there. Policies and losses are (K, H, W, A)."""
+    """Returns checkpoints (C,) and exact regret (C,). Policies and losses are (K, H, W, A)."""
     K = len(policies)
     suffered = np.cumsum((state_action(P, policies) * losses).sum(axis=(1, 2, 3)))
     totals = np.cumsum(losses, axis=0)
@@ -242,7 +242,7 @@ class Channel:
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
     def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """Returns noisy sums N(x,a,x'), N(x,a) after one more episode, and E."""
+        """Returns noisy N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) after one more episode, and E."""
         layers, pairs = self._layers, self._layers.pair_count
         self._t += 1
         sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))

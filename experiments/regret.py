@@ -89,7 +89,7 @@ class Band:
 
 
 def student_band(values: ArrayLike) -> Band:
-    """Returns the band of values (S, ...) over S seeds; for one seed, low = high = mean."""
+    """Returns the band (...) of values (S, ...) over S seeds; for one seed, low = high = mean."""
     array = np.asarray(values, dtype=np.float64)
     S = len(array)
     mean = np.asarray(array.mean(axis=0))

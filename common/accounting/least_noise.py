@@ -48,7 +48,7 @@ def check_guarantee(epsilon: float, beta: float) -> None:
 
 
 def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
-    """Returns the smallest variance at which Gaussian noise on a counter is (epsilon, beta)-DP.
+    """Returns the least variance at which Gaussian noise on each counter is (epsilon, beta)-DP.
 
     The answer is clipped to the range from 2 cells e^-40 to 2 cells e^80.
     """

@@ -93,7 +93,7 @@ def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
 
 
 def layout_of(sizes: Sizes, levels: privatizers.NoiseLevels) -> CounterLayout:
-    """Returns the counters that are privatized."""
+    """Returns the layout of the counters that are privatized."""
     return CounterLayout(sizes, FAMILIES[levels])
 
 
