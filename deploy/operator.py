@@ -24,7 +24,6 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 
 from riffle.common.process.endpoint import NOBODY_LISTENS
-from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
@@ -32,6 +31,7 @@ from riffle.deploy.network.secrets import (
     URL_FILE,
     address,
     ask,
+    find_id,
     operator_client,
     operator_token,
     read_nothing,
@@ -39,7 +39,6 @@ from riffle.deploy.network.secrets import (
 )
 from riffle.deploy.output import RunError
 
-COORDINATOR_URL = "http://127.0.0.1:8400"
 RETRY_SECONDS = 0.5
 FOREIGN_SECONDS = 2.0
 """Time for which a request is repeated while something other than the coordinator answers."""
@@ -84,9 +83,7 @@ class Operator:
         ValueError if the address is malformed, or uses neither TLS nor loopback.
         """
         token = operator_token(network, TOKEN_FILE)
-        return cls(
-            operator_client(network, address(network, URL_FILE, url, COORDINATOR_URL), token)
-        )
+        return cls(operator_client(network, address(network, URL_FILE, url), token))
 
     def __enter__(self) -> Self:
         return self
@@ -112,18 +109,10 @@ class Operator:
 
         Raises LocalError ``unknown-run`` if there is no such run, or several.
         """
-        runs = self.runs()
-        matches = [run for run in runs if run["name"] == text or run["id"].startswith(text)]
-        if not text or not matches:  # every id begins with ""
-            hint = suggestion(text, {name for run in runs for name in (run["name"], run["id"])})
-            raise LocalError(
-                "unknown-run", f"there is no run {text!r}{hint or '; see riffle list'}"
-            )
-        if len(matches) > 1:
-            ids = ", ".join(run["id"] for run in matches)
-            message = f"{text!r} may mean {len(matches)} runs; say which of {ids}"
-            raise LocalError("unknown-run", message)
-        return matches[0]
+        runs = {run["id"]: run for run in self.runs()}
+        names = {run_id: run["name"] for run_id, run in runs.items()}
+        none = LocalError("unknown-run", f"there is no run {text!r}")
+        return runs[find_id(text, names, none, "runs", "riffle list")]
 
     def stop(self, run_id: str) -> Answer:
         """Stops a run. The coordinator abandons its open batch."""
@@ -302,12 +291,11 @@ class Operator:
         Repeats it if something other than the coordinator answers. While following a run, also
         repeats it if nothing answers.
         """
-        request = self._client.build_request(method, path, **details)
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience
         while True:
             try:
-                return ask(self._client, COORDINATOR, request, read)
+                return ask(self._client, COORDINATOR, read, method, path, **details)
             except LocalError as error:
                 away = isinstance(error.__cause__, httpx.HTTPError)
                 late = time.monotonic() + RETRY_SECONDS > deadline

@@ -82,6 +82,15 @@ def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) 
         text()
 
 
+def emit_findings(findings: Sequence[Mapping[str, Any]], output: Output) -> NoReturn:
+    """Prints findings as a table or as JSON. The exit code is 1 if one of them is not ``ok``."""
+    well = all(found["ok"] for found in findings)
+    columns = [name for name in findings[0] if name != "ok"]
+    rows = [("ok" if f["ok"] else "WRONG", *(f[name] for name in columns)) for f in findings]
+    emit({"ok": well, "findings": findings}, output, lambda: table(("", *columns), rows))
+    raise typer.Exit(Exit.DONE if well else Exit.NO)
+
+
 def emit_rows(
     document: Mapping[str, Any],
     rows: Sequence[Row],
@@ -164,23 +173,21 @@ class Steps:
     def __init__(
         self, shown: Progress, what: str, total: int | None, clock: Callable[[], float]
     ) -> None:
-        self._shown, self._task = shown, shown.add_task(what, total=total)
-        self._what, self._total, self._done = what, total, 0
+        shown.add_task(what, total=total)
+        self._shown, self._task = shown, shown.tasks[0]
         self._clock, self._lock = clock, threading.Lock()
         self._began = clock()
-        self._first: tuple[float, int] | None = None
+        self._first: tuple[float, float] | None = None
         self._next = self._began + FIRST_LINE_SECONDS
 
     def set_total(self, total: int) -> None:
         """Sets the number of steps, if it was not known at the start."""
-        self._total = total
-        self._shown.update(self._task, total=total)
+        self._shown.update(self._task.id, total=total)
 
     def step(self, count: int = 1) -> None:
         """Counts one or more further steps as done."""
-        self._done += count
-        self._first = self._first or (self._clock(), self._done)
-        self._shown.advance(self._task, count)
+        self._shown.advance(self._task.id, count)
+        self._first = self._first or (self._clock(), self._task.completed)
         self.print_if_due()
 
     def print_if_due(self) -> None:
@@ -190,11 +197,10 @@ class Steps:
             if now < self._next:
                 return
             self._next = now + LINE_SECONDS
-            seconds = now - self._began
-            of = "" if self._total is None else f" of {self._total}"
-            rest = self._time_left(now)
-            took = "" if self._done else f" after {seconds:.0f} s"
-            line(f"{self._what}: {self._done}{of}{took}{rest}")
+            task = self._task
+            of = "" if task.total is None else f" of {task.total:.0f}"
+            took = "" if task.completed else f" after {now - self._began:.0f} s"
+            line(f"{task.description}: {task.completed:.0f}{of}{took}{self._time_left(now)}")
 
     def _time_left(self, now: float) -> str:
         """Returns ``, about 9 s left``, from the mean rate since the first step.
@@ -206,10 +212,10 @@ class Steps:
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:
             return ""
-        return time_left(now - first, self._done - done, (self._total or 0) - done)
+        return time_left(now - first, self._task.completed - done, (self._task.total or 0) - done)
 
 
-def time_left(seconds: float, done: int, total: int) -> str:
+def time_left(seconds: float, done: float, total: float) -> str:
     """Returns ``, about 9 s left``, from the mean rate so far; empty at the start and the end."""
     rest = seconds * (total - done) / max(done, 1)
     return f", about {rest:.0f} s left" if 0 < done < total else ""

@@ -24,13 +24,13 @@ from riffle.deploy.output import (
     Output,
     TableOutput,
     emit,
+    emit_findings,
     emit_rows,
     exit_code,
     fail,
     one_line_errors,
     progress,
     steps,
-    table,
 )
 
 network_command = typer.Typer(
@@ -265,8 +265,4 @@ def doctor_command(
     from riffle.deploy.network.doctor import examine
 
     findings = examine(out, port or [], network, url or [])
-    well = all(finding.ok for finding in findings)
-    rows = [("ok" if f.ok else "WRONG", f.check, f.detail) for f in findings]
-    document = {"ok": well, "findings": [asdict(finding) for finding in findings]}
-    emit(document, output, lambda: table(("", "check", "detail"), rows))
-    raise typer.Exit(Exit.DONE if well else Exit.NO)
+    emit_findings([asdict(finding) for finding in findings], output)

@@ -6,6 +6,7 @@
 import datetime
 import os
 import platform
+import shutil
 import socket
 import stat
 import sys
@@ -172,25 +173,24 @@ def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
     environment.
     """
     for role in ROLE_SETTINGS:
-        if not any(name.upper().startswith(role.prefix()) for name in environment):
-            continue
-        try:
-            role.load()
-        except LocalError as error:
-            yield Finding("settings", False, error.detail)
-            continue
-        yield Finding("settings", True, f"{role.prefix()}* are understood")
+        if any(name.upper().startswith(role.prefix()) for name in environment):
+            yield _settings(role, None)
 
 
 def check_settings_files(network: Path) -> Iterator[Finding]:
     """Checks the settings file of each role that has one in its folder."""
     for role, folder in zip(ROLE_SETTINGS, ROLES, strict=False):
         if (file := network / folder / SETTINGS_FILE).exists():
-            try:
-                role.load(file)
-                yield Finding("settings", True, f"{file} is understood")
-            except LocalError as error:
-                yield Finding("settings", False, f"{file}: {error.detail}")
+            yield _settings(role, file)
+
+
+def _settings(role: type[RoleSettings], file: Path | None) -> Finding:
+    try:
+        role.load(file)
+    except LocalError as error:
+        return Finding("settings", False, f"{file}: {error.detail}" if file else error.detail)
+    known = f"{file} is" if file else f"{role.prefix()}* are"
+    return Finding("settings", True, f"{known} understood")
 
 
 def _python() -> Finding:
@@ -227,10 +227,9 @@ def _folder(folder: Path) -> Finding:
 
 def _space(folder: Path) -> Finding:
     try:
-        usage = os.statvfs(folder)
+        free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding("disk", False, f"cannot look at {folder}: {error.strerror}")
-    free = usage.f_bavail * usage.f_frsize
     return Finding("disk", free >= LEAST_FREE_BYTES, f"{free >> 20} MiB free; 1024 are enough")
 
 

@@ -119,15 +119,9 @@ def interrupt_on_termination() -> Iterator[None]:
 
     Signals that are ignored, as under ``nohup``, stay ignored. Use it in the main thread.
     """
-    handlers = {number: signal.getsignal(number) for number in _ENDING}
-    handlers = {n: handler for n, handler in handlers.items() if handler is not signal.SIG_IGN}
-    for number in handlers:
-        signal.signal(number, signal.default_int_handler)
-    try:
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    with _handled(heeded, signal.default_int_handler):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -145,13 +139,21 @@ def record_signals() -> Iterator[list[int]]:
 
     candidates = (signal.SIGINT, *_ENDING)
     interrupts = [n for n in candidates if signal.getsignal(n) is signal.default_int_handler]
-    for number in interrupts:
-        signal.signal(number, record)
-    try:
+    with _handled(interrupts, record):
         yield recorded
+
+
+@contextmanager
+def _handled(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Gives signals another handler during the block."""
+    earlier = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number in interrupts:
-            signal.signal(number, signal.default_int_handler)
+        for number, former in earlier.items():
+            signal.signal(number, former)
 
 
 @contextmanager

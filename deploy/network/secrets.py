@@ -46,10 +46,12 @@ from riffle.deploy.network.processes import make_folder
 STORAGE = ("shuffler-storage", "coordinator-storage")
 ROLES = ("shuffler", "coordinator", "nodes", "operator")
 SHUFFLER_ID = "shuffler"
+SHUFFLER = "the shuffler"
 NETWORK_FOLDER = "network"  # the secrets folder inside the folder of ``riffle up``
 URL_FILE = "coordinator_url"
 SHUFFLER_URL_FILE = "shuffler_url"
-LOOPBACK_SHUFFLER = "http://127.0.0.1:8401"
+LOOPBACK = {URL_FILE: "http://127.0.0.1:8400", SHUFFLER_URL_FILE: "http://127.0.0.1:8401"}
+"""The services' addresses if neither the caller nor the operator's folder names others."""
 TOKEN_FILE = "coordinator_token"  # noqa: S105  (a file's name)
 SHUFFLER_TOKEN_FILE = "shuffler_token"  # noqa: S105
 REQUEST_SECONDS = 60.0
@@ -185,22 +187,25 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     )
 
 
-def address(folder: Path, name: str, given: str | None, default: str) -> str:
-    """Returns a service's address: ``given``, or that of the operator's folder, or ``default``."""
+def address(folder: Path, name: str, given: str | None) -> str:
+    """Returns a service's address: ``given``, or the operator's file ``name``, or its default."""
     file = folder / "operator" / name
-    return given or (file.read_text() if file.exists() else default)
+    return given or (file.read_text() if file.exists() else LOOPBACK[name])
 
 
 def shuffler_operator(folder: Path, url: str | None = None) -> httpx.Client:
     """Opens the HTTP client of the shuffler's operator. Raises the errors of `operator_client`."""
     token = operator_token(folder, SHUFFLER_TOKEN_FILE)
-    return operator_client(
-        folder, address(folder, SHUFFLER_URL_FILE, url, LOOPBACK_SHUFFLER), token
-    )
+    return operator_client(folder, address(folder, SHUFFLER_URL_FILE, url), token)
 
 
 def ask(
-    client: httpx.Client, service: str, request: httpx.Request, read: Callable[[httpx.Response], T]
+    client: httpx.Client,
+    service: str,
+    read: Callable[[httpx.Response], T],
+    method: str,
+    path: str,
+    **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
 ) -> T:
     """Sends a request; returns the answer, parsed by ``read``.
 
@@ -209,7 +214,7 @@ def ask(
     """
     place = f"{service} at {client.base_url}"
     try:
-        answer = client.send(request)
+        answer = client.request(method, path, **details)
     except httpx.HTTPError as error:
         raise LocalError(
             "unavailable", f"{place} does not answer: {endpoint.failure_reason(error)}"
@@ -277,8 +282,7 @@ def _write_credentials(file: Path, credentials: Iterable[Enrolment]) -> None:
 def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
     """Returns all nodes ever enrolled, oldest first. Raises the errors of `enrol_node`."""
     read = NodeList.model_validate_json
-    request = client.build_request("GET", "/v1/nodes")
-    return ask(client, "the shuffler", request, lambda answer: read(answer.content)).nodes
+    return ask(client, SHUFFLER, lambda got: read(got.content), "GET", "/v1/nodes").nodes
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
@@ -287,18 +291,26 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
     Revoked nodes do not count. Raises LocalError ``not-found`` if there is no such node, or
     several, and the errors of `enrol_node`.
     """
-    nodes = [node for node in list_nodes(client) if node.revoked_at is None]
-    matches = [node for node in nodes if node.name == text]
-    matches += [node for node in nodes if text and node.node_id.startswith(text)]
+    nodes = {node.node_id: node for node in list_nodes(client) if node.revoked_at is None}
+    names = {node_id: node.name for node_id, node in nodes.items()}
+    none = LocalError("not-found", f"no valid node is called {text!r}")
+    return nodes[find_id(text, names, none, "nodes", "riffle network nodes")]
+
+
+def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str, command: str) -> str:
+    """Returns the id with this name, or the one that begins with this text.
+
+    ``names`` has the name of every id. Raises ``none`` with a hint if there is no such id, and an
+    error with the same slug if there are several. ``command`` lists all ids of this ``kind``.
+    """
+    matches = [i for i, name in names.items() if text and (name == text or i.startswith(text))]
     if len(matches) == 1:
         return matches[0]
-    if matches:
-        ids = ", ".join(node.node_id for node in matches)
-        raise LocalError("not-found", f"{text!r} may mean {len(matches)} nodes; say which of {ids}")
-    hint = suggestion(text, {each for node in nodes for each in (node.name, node.node_id)})
-    raise LocalError(
-        "not-found", f"no valid node is called {text!r}{hint or '; see riffle network nodes'}"
-    )
+    detail = f"{text!r} may mean {len(matches)} {kind}; say which of {', '.join(matches)}"
+    if not matches:
+        hint = suggestion(text, {*names, *names.values()}) or f"; see {command}"
+        detail = none.detail + hint
+    raise LocalError(none.slug, detail)
 
 
 def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrolment:
@@ -310,15 +322,13 @@ def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrol
         request = EnrolRequest(name=name, owner=owner, users=users)
     except ValidationError as error:
         raise LocalError("invalid-spec", first_fault(error)) from error
-    message = client.build_request("POST", "/v1/nodes", content=request.model_dump_json())
-    read = Enrolment.model_validate_json
-    return ask(client, "the shuffler", message, lambda answer: read(answer.content))
+    read, body = Enrolment.model_validate_json, request.model_dump_json()
+    return ask(client, SHUFFLER, lambda got: read(got.content), "POST", "/v1/nodes", content=body)
 
 
 def revoke_node(client: httpx.Client, node_id: str) -> None:
     """Revokes a node's credential. Raises the errors of `enrol_node`."""
-    request = client.build_request("DELETE", f"/v1/nodes/{node_id}")
-    ask(client, "the shuffler", request, read_nothing)
+    ask(client, SHUFFLER, read_nothing, "DELETE", f"/v1/nodes/{node_id}")
 
 
 def read_nothing(answer: httpx.Response) -> None:
