@@ -61,7 +61,7 @@ def _excess(epsilon: float, adversary: Adversary, estimator: Estimator, seed: in
             estimator=estimator,
         )
     )  # fmt: skip
-    return result.total - result.uniform_regret
+    return result.regret - result.uniform_regret
 
 
 def main() -> None:

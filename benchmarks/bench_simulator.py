@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 from unittest.mock import patch
 
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
-from riffle.experiments.study import SeedResult
+from riffle.experiments.regret import SeedResult
 from riffle.experiments.sweep import Run, compute
 from riffle.node_client.environments.tabular import riverswim
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
@@ -56,39 +56,18 @@ from riffle.coordinator.learning.privatizers import (
     tree_levels,
 )
 from riffle.experiments.adversaries import Calibration, Case, adversary_losses, world
+from riffle.experiments.regret import Constant, SeedResult
 from riffle.node_client.environments.registry import FOLDER
 
 if TYPE_CHECKING:
     from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 
-Constant = str | int | float | bool
-
 CHECKPOINTS = 50
 COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
-@dataclass(frozen=True, slots=True)
-class AdversarialResult:
-    """A finished run: checkpoints ``episodes`` (C,), the ``regret`` (C,) there, time, constants.
-
-    `uniform_regret` is the regret at K of choosing every action at random. A learner whose regret
-    is not lower has learned nothing.
-    """
-
-    episodes: FloatArray
-    regret: FloatArray
-    uniform_regret: float
-    seconds: float
-    constants: dict[str, Constant]
-
-    @property
-    def total(self) -> float:
-        """The regret after K episodes."""
-        return float(self.regret[-1])
-
-
-def run(case: Case) -> AdversarialResult:
-    """Runs one algorithm for K episodes."""
+def run(case: Case) -> SeedResult:
+    """Runs one algorithm for K episodes. A learner not below `uniform_regret` learned nothing."""
     started = time.perf_counter()
     here = world(case)
     layers, P, losses = here.layers, here.P, adversary_losses(case, here)
@@ -99,7 +78,15 @@ def run(case: Case) -> AdversarialResult:
     seconds = time.perf_counter() - started
     episodes, regret = regret_curve(layers, P, policies, losses)
     _, uniform = regret_curve(layers, P, at_random, losses)
-    return AdversarialResult(episodes, regret, float(uniform[-1]), seconds, constants)
+    return SeedResult(
+        seed=case.seed,
+        regret=float(regret[-1]),
+        seconds=seconds,
+        constants=constants,
+        episodes=tuple(episodes.tolist()),
+        cumulative=tuple(regret.tolist()),
+        uniform_regret=float(uniform[-1]),
+    )
 
 
 def regret_curve(

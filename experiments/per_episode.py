@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ from riffle.coordinator.learning.ucbvi_parameters import (
     noise_of,
 )
 from riffle.coordinator.specs import Option
-from riffle.experiments.regret import optimal_value
+from riffle.experiments.regret import Constant, SeedResult, optimal_value, policy_value
 from riffle.node_client.environments.tabular import TabularMDP
 
 PER_EPISODE: dict[str, Trust | None] = {
@@ -45,32 +45,6 @@ PER_EPISODE: dict[str, Trust | None] = {
 }
 KINDS = {"none": 0, "laplace": 1, "gaussian": 2}
 DELTA = 0.05
-
-Constant = str | int | float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished run.
-
-    `episodes` (c,) are the checkpoints, and `cumulative` (c,) is the pseudo-regret there.
-    `switches` counts changes of the deployed policy. `policy` (H, X) is the last deployed policy.
-    `constants` holds every constant that the run used. `seconds` is process time; it includes
-    compilation if the loops were not yet compiled.
-    """
-
-    learner: str
-    episodes: Ints
-    cumulative: FloatArray
-    switches: int
-    seconds: float
-    policy: PolicyArray
-    constants: dict[str, Constant] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """The regret of the whole run."""
-        return float(self.cumulative[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +102,7 @@ def run(
     constants: str = "practical",
     options: Mapping[str, Option] | None = None,
     checkpoints: Sequence[int] | None = None,
-) -> Result:
+) -> SeedResult:
     """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
     `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof); these
@@ -141,10 +115,22 @@ def run(
     """
     points = checkpoints_of(K, checkpoints)
     bonus, levels = checked(name, calibration, constants, options or {})
-    return _run_per_episode(Setting(name, mdp, K, epsilon, beta, seed, levels, bonus), points)
-
-
-# -- learners that plan before every episode ------------------------------------------------------
+    setting = Setting(name, mdp, K, epsilon, beta, seed, levels, bonus)
+    policy = np.zeros((mdp.sizes.H, mdp.sizes.X), dtype=np.int64)
+    started = time.perf_counter()
+    cumulative, switches = _run_compiled(setting, points, policy)
+    return SeedResult(
+        seed=seed,
+        regret=float(cumulative[-1]),
+        optimal_value=optimal_value(mdp),
+        policy_value=policy_value(mdp, policy),
+        policy_switches=switches,
+        seconds=time.perf_counter() - started,
+        policy=policy.tolist(),
+        constants=setting.constants,
+        episodes=tuple(map(float, points)),
+        cumulative=tuple(cumulative.tolist()),
+    )
 
 
 def checked(
@@ -175,18 +161,8 @@ def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
         raise LocalError("invalid-spec", f"option {first_fault(error)}") from error
 
 
-def _run_per_episode(setting: Setting, points: Ints) -> Result:
-    policy = np.zeros((setting.mdp.sizes.H, setting.mdp.sizes.X), dtype=np.int64)
-    noise = setting.noise
-    started = time.process_time()
-    cumulative, switches = _run_compiled(setting, noise, points, policy)
-    seconds = time.process_time() - started
-    return Result(setting.name, points, cumulative, switches, seconds, policy, setting.constants)
-
-
-def _run_compiled(
-    setting: Setting, noise: AdditiveNoise, points: Ints, policy: PolicyArray
-) -> tuple[FloatArray, int]:
+def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[FloatArray, int]:
+    """Runs the loops. Writes the last policy to ``policy``; returns regret at points, switches."""
     try:
         # Imported here because numba is an optional dependency.
         from riffle.coordinator.learning import ucbvi  # noqa: PLC0415
@@ -195,7 +171,7 @@ def _run_compiled(
             "unavailable",
             "learners that plan before every episode need numba: install riffle-rl[experiments]",
         ) from error
-    mdp = setting.mdp
+    mdp, noise = setting.mdp, setting.noise
     world = ucbvi.World(
         P=np.ascontiguousarray(mdp.P),
         r=np.ascontiguousarray(mdp.r),

@@ -28,8 +28,9 @@ from riffle.coordinator.learners.registry import Registry, refusal
 from riffle.coordinator.learning.learner import BatchCounts, Deployment, LearnerError
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.presets import Preset
+from riffle.experiments.regret import SeedResult
 from riffle.experiments.simulator import Run, run_batches
-from riffle.experiments.study import SeedResult, result_of
+from riffle.experiments.study import result_of
 from riffle.node_client.environments.gymnasium import GymnasiumEnvironment
 from riffle.node_client.environments.tabular import Environment, Modelled
 from riffle.node_client.episode import play, slot_randomness, slot_report

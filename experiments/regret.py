@@ -11,7 +11,8 @@ Bands are two-sided 95 % Student t intervals of means over seeds, at each point.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +24,7 @@ from riffle.coordinator.learning.learner import Deployment, FloatArray, PolicyAr
 from riffle.coordinator.learning.planning import plan, value
 from riffle.node_client.environments.tabular import TabularMDP
 
+Constant = str | int | float | bool
 METHOD = "two-sided 95 % Student t over seeds"
 
 
@@ -116,3 +118,46 @@ def stack(bands: list[Band]) -> Band:
     return Band(
         *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """The result of one simulated run: regret, learned policy, cost, and every constant used.
+
+    `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`:
+    an optimal policy is active at the end. `eliminated`: some policy is not active. Both are None
+    for learners without an active set. If the environment's probabilities are unknown, regret and
+    values are NaN. For the learners of paper 004, values are NaN, too. Only these learners have
+    `uniform_regret`, the regret of uniform play. They have no `policy_switches`, because they
+    change policy in every episode. `reward_mean`, `episodes_failed` and `first_failure` are set
+    only in runs user by user (`per_user`).
+    """
+
+    seed: int
+    regret: float = math.nan
+    optimal_value: float = math.nan
+    policy_value: float = math.nan
+    policy_switches: int | None = None
+    messages: int = 0
+    seconds: float = 0.0
+    policy: list[list[int]] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    optimal_survives: bool | None = None
+    eliminated: bool | None = None
+    episodes: tuple[float, ...] = ()
+    cumulative: tuple[float, ...] = ()
+    uniform_regret: float = math.nan
+    value_estimate: float | None = None
+    reward_mean: float | None = None
+    episodes_failed: int | None = None
+    first_failure: str | None = None
+
+    @property
+    def value_share(self) -> float | None:
+        """The learned policy's value over V*, or None if either is unknown."""
+        return None if math.isnan(self.policy_value) else self.policy_value / self.optimal_value
+
+    @property
+    def within_5_percent(self) -> bool:
+        """Returns whether the learned policy loses at most 5 % of the optimal value."""
+        return self.policy_value >= 0.95 * self.optimal_value

@@ -29,12 +29,11 @@ from riffle.experiments.figures.draw import Series, canvas_of, gather
 from riffle.experiments.figures.write import seed_rows, table, write
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset, label_of
-from riffle.experiments.regret import METHOD, band, share, student_band
+from riffle.experiments.regret import METHOD, SeedResult, band, share, student_band
 from riffle.experiments.study import (
     ADVERSARIAL,
     CALIBRATIONS,
     NOT_PRIVATE,
-    SeedResult,
     case_of,
     check,
 )

@@ -6,9 +6,8 @@ through `adversarial`; these two kinds send no messages. A seed keys the populat
 run. The learner's own draws use the spec's seed plus this seed.
 """
 
-import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,9 +26,16 @@ from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.specs import MANUAL, RunSpec
 from riffle.experiments import adversarial, per_episode
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED, UNIFORM, WIDTHS, Case
-from riffle.experiments.per_episode import PER_EPISODE, Constant, checkpoints_of
+from riffle.experiments.per_episode import PER_EPISODE, checkpoints_of
 from riffle.experiments.presets import Preset
-from riffle.experiments.regret import optimal_value, policy_value, regret, switches
+from riffle.experiments.regret import (
+    Constant,
+    SeedResult,
+    optimal_value,
+    policy_value,
+    regret,
+    switches,
+)
 from riffle.experiments.simulator import Calibrate, Mechanism, Run, simulate
 from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import TabularMDP
@@ -46,49 +52,6 @@ CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
 """The options of paper 004's learners."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeedResult:
-    """The result of one simulated run: regret, learned policy, cost, and every constant used.
-
-    `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`:
-    an optimal policy is active at the end. `eliminated`: some policy is not active. Both flags are
-    None for learners without an active set. If the environment's probabilities are unknown, regret
-    and values are NaN. For the learners of paper 004, values are NaN, too. Only these learners have
-    `uniform_regret`, the regret of uniform play. They have no `policy_switches`, because they
-    change policy in every episode. `reward_mean`, `episodes_failed` and `first_failure` are set
-    only in runs user by user (`per_user`).
-    """
-
-    seed: int
-    regret: float = math.nan
-    optimal_value: float = math.nan
-    policy_value: float = math.nan
-    policy_switches: int | None = None
-    messages: int = 0
-    seconds: float = 0.0
-    policy: list[list[int]] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    optimal_survives: bool | None = None
-    eliminated: bool | None = None
-    episodes: tuple[float, ...] = ()
-    cumulative: tuple[float, ...] = ()
-    uniform_regret: float | None = None
-    value_estimate: float | None = None
-    reward_mean: float | None = None
-    episodes_failed: int | None = None
-    first_failure: str | None = None
-
-    @property
-    def value_share(self) -> float | None:
-        """The learned policy's value over V*, or None if either is unknown."""
-        return None if math.isnan(self.policy_value) else self.policy_value / self.optimal_value
-
-    @property
-    def within_5_percent(self) -> bool:
-        """Returns whether the learned policy loses at most 5 % of the optimal value."""
-        return self.policy_value >= 0.95 * self.optimal_value
-
-
 def run_seed(chosen: Preset, seed: int) -> SeedResult:
     """Runs one seed on the simulator that the learner needs.
 
@@ -97,7 +60,7 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
         it.
     """
     if chosen.spec.learner in ADVERSARIAL:
-        return _run_adversarial(chosen, seed)
+        return replace(adversarial.run(case_of(chosen, seed)), seed=seed)
     mdp = exact_mdp(chosen.make())
     if chosen.spec.learner in PER_EPISODE:
         return _run_per_episode(chosen.spec, mdp, seed)
@@ -211,8 +174,7 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
 
 
 def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
-    started = time.perf_counter()
-    run = per_episode.run(
+    result = per_episode.run(
         spec.learner,
         mdp,
         spec.episodes,
@@ -223,18 +185,7 @@ def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
         constants=spec.constants,
         options=spec.options,
     )
-    return SeedResult(
-        seed=seed,
-        regret=run.total,
-        optimal_value=optimal_value(mdp),
-        policy_value=policy_value(mdp, run.policy),
-        policy_switches=run.switches,
-        seconds=time.perf_counter() - started,
-        policy=run.policy.tolist(),
-        constants=run.constants,
-        episodes=tuple(map(float, run.episodes)),
-        cumulative=tuple(run.cumulative.tolist()),
-    )
+    return replace(result, seed=seed)
 
 
 # -- the learners of paper 004 ---------------------------------------------------------------------
@@ -279,16 +230,3 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
         return TypeAdapter(Case).validate_python(values)
     except ValidationError as error:
         raise LocalError("invalid-spec", first_fault(error)) from error
-
-
-def _run_adversarial(chosen: Preset, seed: int) -> SeedResult:
-    result = adversarial.run(case_of(chosen, seed))
-    return SeedResult(
-        seed=seed,
-        regret=result.total,
-        seconds=result.seconds,
-        constants=result.constants,
-        episodes=tuple(result.episodes.tolist()),
-        cumulative=tuple(result.regret.tolist()),
-        uniform_regret=result.uniform_regret,
-    )

@@ -32,7 +32,8 @@ from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.coordinator.learning.learner import LearnerError
 from riffle.experiments import per_user
 from riffle.experiments.presets import Preset, customize, label_of, preset
-from riffle.experiments.study import ADVERSARIAL, CASE_OPTIONS, SeedResult, run_seed
+from riffle.experiments.regret import SeedResult
+from riffle.experiments.study import ADVERSARIAL, CASE_OPTIONS, run_seed
 from riffle.node_client.environments.registry import FOLDER
 from riffle.node_client.environments.tabular import Modelled
 
@@ -42,7 +43,6 @@ REFUSALS = frozenset({"invalid-spec", "batch-too-small"})
 UNDECLARED = {"support": False, "homogeneous": False}
 BETA = 1e-5
 
-Value = str | int | float | bool
 Parameters = tuple[tuple[str, Any], ...]
 T = TypeVar("T")
 R = TypeVar("R")

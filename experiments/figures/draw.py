@@ -6,30 +6,25 @@ A picture has means over seeds, shaded bands, and a caption of constants.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from riffle.experiments.figures.catalogue import Figure
-from riffle.experiments.regret import seeds_note
+from riffle.coordinator.learning.learner import FloatArray
+from riffle.experiments.figures.catalogue import Curve, Figure, Line
+from riffle.experiments.regret import Band, Constant, SeedResult, seeds_note, stack, student_band
+from riffle.experiments.sweep import Rows, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-import math
-from collections import Counter
-from dataclasses import dataclass
 
-from riffle.coordinator.learning.learner import FloatArray
-from riffle.experiments.figures.catalogue import Curve, Line
-from riffle.experiments.regret import Band, stack, student_band
-from riffle.experiments.study import SeedResult
-from riffle.experiments.sweep import Rows, Run, Value
-
-Constants = dict[str, Value]
 PER_SEED = frozenset({"seed"})
 
 
@@ -117,7 +112,7 @@ def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
     return Point(x, run, results, "; ".join(texts))
 
 
-def merge_constants(constants: Sequence[Constants]) -> dict[str, str]:
+def merge_constants(constants: Sequence[dict[str, Constant]]) -> dict[str, str]:
     """Returns a curve's constants by name. Values that differ are listed in the points' order."""
     names = dict.fromkeys(name for point in constants for name in point if name not in PER_SEED)
     texts = {name: [_text(point.get(name, "-")) for point in constants] for name in names}
@@ -127,7 +122,7 @@ def merge_constants(constants: Sequence[Constants]) -> dict[str, str]:
     }
 
 
-def _text(value: Value) -> str:
+def _text(value: Constant) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -21,7 +22,14 @@ from riffle.coordinator.learning.adversarial.layered import (
 from riffle.coordinator.learning.adversarial.uob_lbps import LossEstimate
 from riffle.experiments import adversarial
 from riffle.experiments.adversarial import guarantee, learn, play, regret_curve, run
-from riffle.experiments.adversaries import Adversary, Algorithm, Case, adversary_losses, world
+from riffle.experiments.adversaries import (
+    Adversary,
+    Algorithm,
+    Case,
+    Privacy,
+    adversary_losses,
+    world,
+)
 from riffle.experiments.regret import optimal_value
 from riffle.node_client.environments.registry import exact_mdp, make
 from tests.coordinator.learning.adversarial import (
@@ -63,36 +71,33 @@ def test_regret_of_an_episode_falls(name: Algorithm) -> None:
         result = run(
             Case(name, 600, 1.0, BETA, "none", "paper", seed, adversary="stochastic", widths=SMALL)
         )
-        third = len(result.regret) // 3
-        early.append(result.regret[third] / result.episodes[third])
+        third = len(result.cumulative) // 3
+        early.append(result.cumulative[third] / result.episodes[third])
         late.append(
-            (result.regret[-1] - result.regret[-third])
+            (result.cumulative[-1] - result.cumulative[-third])
             / (result.episodes[-1] - result.episodes[-third])
         )
     assert np.mean(late) < 0.8 * np.mean(early)
 
 
 @pytest.mark.parametrize("privacy", ["central", "local"])
-def test_privacy_costs_regret(privacy: str) -> None:
-    def mean(kind: str) -> float:
-        totals = [
-            run(Case("uc-o-reps", 400, 1.0, BETA, kind, "correct", s, adversary="stochastic")).total  # type: ignore[arg-type]
-            for s in range(4)
-        ]
-        return float(np.mean(totals))
+def test_privacy_costs_regret(privacy: Privacy) -> None:
+    def mean(kind: Privacy) -> float:
+        case = partial(Case, "uc-o-reps", 400, 1.0, BETA, kind, "correct", adversary="stochastic")
+        return float(np.mean([run(case(seed=seed)).regret for seed in range(4)]))
 
     assert mean("none") < 0.8 * mean(privacy)
 
 
 def test_learning_beats_chance() -> None:
     result = run(Case("uc-o-reps", 400, 1.0, BETA, "none", "paper", 0, adversary="stochastic"))
-    assert result.total < 0.7 * result.uniform_regret
+    assert result.regret < 0.7 * result.uniform_regret
 
 
 def test_little_privacy_is_as_good_as_none() -> None:
     loose = run(Case("uc-o-reps", 200, 1e7, BETA, "central", "paper", 2, widths=SMALL))
     none = run(Case("uc-o-reps", 200, 1.0, BETA, "none", "correct", 2, widths=SMALL))
-    assert loose.total == pytest.approx(none.total, rel=0.02, abs=0.2)
+    assert loose.regret == pytest.approx(none.regret, rel=0.02, abs=0.2)
 
 
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
@@ -101,7 +106,7 @@ def test_little_privacy_is_as_good_as_none() -> None:
 def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibration: str) -> None:
     case = Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
     first, again = run(case), run(case)
-    np.testing.assert_array_equal(first.regret, again.regret)
+    np.testing.assert_array_equal(first.cumulative, again.cumulative)
     assert first.constants == again.constants
     assert first.constants["calibration"] == calibration
     assert first.episodes[-1] == 16
@@ -235,12 +240,12 @@ def test_a_learner_of_losses_learns_an_mdp_of_ones_own() -> None:
         Case("uc-o-reps", 400, 1.0, BETA, "none", "paper", 0, "rewards",
              environment="Bandit-v0", parameters=arms)
     )  # fmt: skip
-    assert result.total < 0.7 * result.uniform_regret
+    assert result.regret < 0.7 * result.uniform_regret
 
 
 def test_uniform_play_is_the_reference_of_every_run() -> None:
     case = Case("uc-o-reps", 30, 1.0, BETA, "none", "paper", 3, widths=SMALL)
-    assert run(replace(case, name="uniform")).total == run(case).uniform_regret
+    assert run(replace(case, name="uniform")).regret == run(case).uniform_regret
 
 
 def test_unknown_names_and_numbers_are_refused() -> None:
@@ -281,4 +286,4 @@ def test_a_run_equals_the_oracles_run(name: Algorithm, monkeypatch: pytest.Monke
     monkeypatch.setattr(uob_lbps, "upper_occupancy", confidence_oracle.upper_occupancy)
     monkeypatch.setattr(adversarial, "play", oracle_play)
     plain = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
-    np.testing.assert_allclose(compiled.regret, plain.regret, atol=1e-6)
+    np.testing.assert_allclose(compiled.cumulative, plain.cumulative, atol=1e-6)

@@ -9,9 +9,9 @@ import pytest
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.presets import Preset
-from riffle.experiments.regret import band, share
+from riffle.experiments.regret import SeedResult, band, share
 from riffle.experiments.research import Result
-from riffle.experiments.study import CALIBRATIONS, SeedResult, optimal_survives, run_seed
+from riffle.experiments.study import CALIBRATIONS, optimal_survives, run_seed
 from riffle.experiments.sweep import Backend, Run, compute, run_jobs
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 

@@ -40,7 +40,7 @@ from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec, read_document
 from riffle.coordinator.store.records import pack, unpack
 from riffle.deploy.operator import EVENT_STREAM, Operator
-from riffle.experiments.study import SeedResult
+from riffle.experiments.regret import SeedResult
 from riffle.experiments.sweep import Row, Rows
 from riffle.node_client.environments.tabular import load_mdp
 from riffle.node_client.settings import Settings as NodeSettings

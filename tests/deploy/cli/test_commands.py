@@ -252,7 +252,7 @@ def test_simulate_against_an_adversary(learner: Algorithm) -> None:
         run(Case(learner, 60, 1.0, 1e-5, "local", "paper", seed, adversary="drifting",
                  widths=(1, 2, 2, 1))) for seed in (0, 1)
     )  # fmt: skip
-    assert answer["regret_mean"] == pytest.approx((one.total + two.total) / 2)
+    assert answer["regret_mean"] == pytest.approx((one.regret + two.regret) / 2)
     assert answer["regret_uniform_mean"] > 0
     assert answer["seconds"] > 0
 

@@ -20,7 +20,7 @@ from riffle.experiments.figures.draw import (
     merge_constants,
 )
 from riffle.experiments.figures.write import make, table
-from riffle.experiments.study import SeedResult
+from riffle.experiments.regret import SeedResult
 from riffle.experiments.sweep import Row, Rows
 from tests.experiments.figures.worlds import LINE, SHOWN, forced, order, run_of, small_figure
 
