@@ -5,7 +5,6 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -20,33 +19,26 @@ from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.deploy import conformance, offers
-from riffle.deploy.cli.options import CoordinatorUrl, Families, Force, Out, ShufflerUrl, is_given
+from riffle.deploy.cli.options import (
+    CoordinatorUrl,
+    Families,
+    Force,
+    ShufflerUrl,
+    expand_options,
+    is_given,
+)
 from riffle.deploy.cli.up import results
 from riffle.deploy.load import benchmark
-from riffle.deploy.load.generator import Arrivals
 from riffle.deploy.load.html_page import certainty, headline, next_step, write_summary
-from riffle.deploy.load.run import (
-    LEAST_BATCH,
-    MOST_BATCH,
-    LoadConfig,
-    Target,
-    find_capacity,
-    loopback_target,
-    run,
-)
+from riffle.deploy.load.run import LoadConfig, Target, find_capacity, loopback_target, run
 from riffle.deploy.network.processes import interrupt_on_termination, make_folder
-from riffle.deploy.network.secrets import (
-    LOOPBACK_SHUFFLER,
-    SHUFFLER_URL_FILE,
-    URL_FILE,
-    address,
-)
-from riffle.deploy.operator import COORDINATOR_URL
+from riffle.deploy.network.secrets import SHUFFLER_URL_FILE, URL_FILE, address
 from riffle.deploy.output import (
     Exit,
     Output,
     dotted_rows,
     emit,
+    emit_findings,
     fail,
     one_line_errors,
     progress,
@@ -55,37 +47,22 @@ from riffle.deploy.output import (
 from riffle.deploy.report_check import BatchKeys
 from riffle.experiments.presets import customize, preset
 
-BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 SEARCH = "start at --rate and search for the largest rate that a new network carries"
 OF_A_NETWORK_THAT_IS_UP = ("shuffler_url", "coordinator_url")
 OF_A_NEW_NETWORK = ("workers", "service_cores")
 
 
 @one_line_errors
+@expand_options(folder=Path("runs/load"))
 def load_command(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, each with a credential")],
-    rate: Annotated[float, typer.Option(min=0.01, help="reports a second, of all nodes together")],
-    duration: Annotated[float, typer.Option(min=1, max=86_400, help="seconds")],
-    processes: Annotated[int, typer.Option(min=1, max=256, help="processes of the generator")] = 1,
-    arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson",
-    batch: Annotated[int | None, typer.Option(min=2, help=BATCH)] = None,
-    aggregation: Annotated[Aggregation, typer.Option(help="how counts are sent")] = "messages",
+    config: LoadConfig,
     network: Annotated[
         Path | None, typer.Option(help="secrets of a network that is up; default: a new one")
     ] = None,
     shuffler_url: ShufflerUrl = None,
     coordinator_url: CoordinatorUrl = None,
-    workers: Annotated[int, typer.Option(min=1, help="processes that open messages")] = 2,
-    generator_cores: Annotated[
-        str | None, typer.Option(help="processors for the generator, such as 0,1; default: all")
-    ] = None,
-    service_cores: Annotated[
-        str | None, typer.Option(help="processors for a new network; default: all")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="seed of the arrivals")] = 0,
     capacity: Annotated[bool, typer.Option("--find-capacity", help=SEARCH)] = False,
-    out: Out = Path("runs/load"),
     force: Force = False,
     output: Output = "text",
 ) -> None:
@@ -102,59 +79,31 @@ def load_command(
             if network is not None:
                 use = "is for a new network, not for that of --network"
             fail(f"--{name.replace('_', '-')} {use}", Exit.USAGE)
-    config = LoadConfig(
-        folder=out,
-        nodes=nodes,
-        rate=rate,
-        seconds=duration,
-        processes=processes,
-        arrivals=arrivals,
-        batch=batch,
-        workers=workers,
-        generator_cores=cores(generator_cores),
-        service_cores=cores(service_cores),
-        seed=seed,
-        aggregation=aggregation,
-    )
     with ExitStack() as stack:
         stack.enter_context(interrupt_on_termination())
-        lock = stack.enter_context(results(out, force=force))
-        progress.print(f"{nodes} nodes, {rate:g} reports a second for {duration:g} s")
+        lock = stack.enter_context(results(config.folder, force=force))
+        progress.print(
+            f"{config.nodes} nodes, {config.rate:g} reports a second for {config.seconds:g} s"
+        )
         target = (
             stack.enter_context(loopback_target(config, lock))
             if network is None
             else Target(
                 network,
-                address(network, SHUFFLER_URL_FILE, shuffler_url, LOOPBACK_SHUFFLER),
-                address(network, URL_FILE, coordinator_url, COORDINATOR_URL),
+                address(network, SHUFFLER_URL_FILE, shuffler_url),
+                address(network, URL_FILE, coordinator_url),
             )
         )
         summary = (find_capacity if capacity else run)(config, target)
-        write_summary(out, summary)
-    emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), f"written to {out}"))
+        write_summary(config.folder, summary)
+    title = f"written to {config.folder}"
+    emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), title))
     if summary["interrupted"]:
         raise typer.Exit(Exit.INTERRUPTED)
     carried = summary["verdict"]["limit"] == "none"
     if capacity:
         carried = summary["capacity"]["carried_a_second"] > 0
     raise typer.Exit(Exit.DONE if carried else Exit.NO)
-
-
-def cores(text: str | None) -> frozenset[int]:
-    """Returns the processors in a list such as 0,1; the empty set means all.
-
-    Raises ValueError for any other text, or if this process may not use one of them.
-    """
-    if text is None:
-        return frozenset()
-    allowed = os.sched_getaffinity(0)
-    try:
-        listed = frozenset(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"processors are a list such as 0,1, not {text!r}") from None
-    if not listed <= allowed:
-        raise ValueError(f"processors {text!r}: this machine has {sorted(allowed)}")
-    return listed
 
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
@@ -174,12 +123,10 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
     return [*rows, ("next", next_step(summary))]
 
 
-bench_command = typer.Typer(help="Measure Riffle's own speed.", no_args_is_help=True)
-
-
-@bench_command.callback()
-def bench_group() -> None:
-    """Measure Riffle's own speed."""
+# The callback makes it a group, although it has only one command.
+bench_command = typer.Typer(
+    help="Measure Riffle's own speed.", no_args_is_help=True, callback=lambda: None
+)
 
 
 @bench_command.command("wire")
@@ -271,7 +218,7 @@ def conformance_command(
             stack.callback(process.terminate)
             recorder.is_over = lambda: process.poll() is not None
         findings = list(conformance.session(recorder, cases, bad, idle, seconds))
-    _print_findings(findings, output)
+    emit_findings([asdict(finding) for finding in findings], output)
 
 
 @one_line_errors
@@ -295,12 +242,4 @@ def check_report_command(
     sealed, size = report.read_bytes(), context.descriptor.report_bytes
     sealed = sealed[-size:] if len(sealed) == size + LEASE_BYTES else sealed
     keys = BatchKeys(context, data, private, hex_file("--batch-key", batch_key))
-    _print_findings(list(conformance.check_report(keys, sealed)), output)
-
-
-def _print_findings(findings: Sequence[conformance.Finding], output: Output) -> None:
-    well = all(f.ok for f in findings)
-    rows = [("ok" if f.ok else "WRONG", f.step, f.section, f.detail) for f in findings]
-    document = {"ok": well, "findings": [asdict(finding) for finding in findings]}
-    emit(document, output, lambda: table(("", "step", "section", "detail"), rows))
-    raise typer.Exit(Exit.DONE if well else Exit.NO)
+    emit_findings([asdict(each) for each in conformance.check_report(keys, sealed)], output)

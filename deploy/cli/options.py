@@ -8,10 +8,10 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -195,13 +195,17 @@ class SimulationOptions:
 
 
 Command = Callable[..., None]
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
-def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Command]:
+def expand_options(
+    *, without: Collection[str] = (), **defaults: object
+) -> Callable[[Command], Command]:
     """Replaces each dataclass parameter of a command by an option for each of its fields.
 
     The fields have Typer's annotations. Fields in ``without`` keep their defaults and have no
-    option. Typer reads the command's signature, so only the signature changes.
+    option. ``defaults`` replace fields' defaults. Typer reads the command's signature, so only
+    the signature changes.
     """
 
     def decorate(command: Command) -> Command:
@@ -209,11 +213,15 @@ def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Comm
         groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
         for own in inspect.signature(command).parameters.values():
             if is_dataclass(own.annotation) and isinstance(own.annotation, type):
-                options = _parameters(own.annotation, without)
+                options = [
+                    field.replace(kind=KEYWORD, default=defaults.get(field.name, field.default))
+                    for field in inspect.signature(own.annotation).parameters.values()
+                    if field.name not in without
+                ]
                 groups[own.name] = own.annotation, [option.name for option in options]
                 parameters += options
             else:
-                parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                parameters.append(own.replace(kind=KEYWORD))
 
         @wraps(command)
         def run(**given: Any) -> None:  # noqa: ANN401  (each has its option's type)
@@ -225,15 +233,6 @@ def expand_options(*, without: Collection[str] = ()) -> Callable[[Command], Comm
         return run
 
     return decorate
-
-
-def _parameters(options: type, without: Collection[str]) -> list[inspect.Parameter]:
-    hints, keyword = get_type_hints(options, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-        for field in fields(options)
-        if field.name not in without
-    ]
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
+import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
@@ -30,37 +31,62 @@ from riffle.experiments.presets import preset, with_aggregation
 from riffle.node_client.settings import Credential, Settings
 
 LEAST_BATCH, MOST_BATCH, BATCHES = 300, 10_000, 4
+BATCH = f"reports a batch; default: a quarter of all, {LEAST_BATCH} to {MOST_BATCH:,}"
 MOST_REPORTS = 10_000_000
 SETTLE_SECONDS = 60.0
 ANSWERING_SECONDS = "riffle_request_seconds_sum"
 ROUTES = ("/v1/batches/{batch_id}/leases", "/v1/batches/{batch_id}/reports")
 
 
+def cores(text: str | None) -> frozenset[int]:
+    """Returns the processors in a list such as 0,1; the empty set means all.
+
+    Raises ValueError for any other text, or if this process may not use one of them.
+    """
+    if text is None:
+        return frozenset()
+    allowed = os.sched_getaffinity(0)
+    try:
+        listed = frozenset(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"processors are a list such as 0,1, not {text!r}") from None
+    if not listed <= allowed:
+        raise ValueError(f"processors {text!r}: this machine has {sorted(allowed)}")
+    return listed
+
+
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """Parameters of a load test. ``batch``: None means a quarter of all reports, within bounds.
+    """Parameters of a load test, which are options of ``riffle load``.
 
-    Raises ValueError if there are more processes than nodes, or too many reports.
+    Raises ValueError if there are more processes than nodes, too many reports, or if this process
+    may not use the named processors.
     """
 
-    folder: Path
-    nodes: int
-    rate: float
-    seconds: float
-    processes: int = 1
-    arrivals: Arrivals = "poisson"
-    batch: int | None = None
-    workers: int = 2
-    generator_cores: frozenset[int] = frozenset()
-    service_cores: frozenset[int] = frozenset()
-    seed: int = 0
-    aggregation: Aggregation = "messages"
+    folder: Annotated[Path, typer.Option("--out", help="folder for the results")]
+    nodes: Annotated[int, typer.Option(min=1, max=20_000, help="nodes, each with a credential")]
+    rate: Annotated[float, typer.Option(min=0.01, help="reports a second, of all nodes together")]
+    seconds: Annotated[float, typer.Option("--duration", min=1, max=86_400, help="seconds")]
+    processes: Annotated[int, typer.Option(min=1, max=256, help="processes of the generator")] = 1
+    arrivals: Annotated[Arrivals, typer.Option(help="when reports are due")] = "poisson"
+    batch: Annotated[int | None, typer.Option(min=2, help=BATCH)] = None
+    workers: Annotated[int, typer.Option(min=1, help="processes that open messages")] = 2
+    generator_cores: Annotated[
+        str | None, typer.Option(help="processors for the generator, such as 0,1; default: all")
+    ] = None
+    service_cores: Annotated[
+        str | None, typer.Option(help="processors for a new network; default: all")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="seed of the arrivals")] = 0
+    aggregation: Annotated[Aggregation, typer.Option(help="how counts are sent")] = "messages"
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= self.nodes:
             raise ValueError(f"{self.nodes} nodes cannot be shared by {self.processes} processes")
         if self.rate * self.seconds > MOST_REPORTS:
             raise ValueError(f"more than {MOST_REPORTS} reports; lower --rate or --duration")
+        for text in (self.generator_cores, self.service_cores):
+            cores(text)
 
     def summary(self) -> dict[str, Any]:
         """Returns the parameters in the form of summary.json."""
@@ -68,8 +94,8 @@ class LoadConfig:
         return {name: getattr(self, name) for name in names} | {
             "reports_a_batch": self.reports_a_batch,
             "openers": self.workers,
-            "generator_cores": sorted(self.generator_cores or os.sched_getaffinity(0)),
-            "service_cores": sorted(self.service_cores or os.sched_getaffinity(0)),
+            "generator_cores": sorted(cores(self.generator_cores) or os.sched_getaffinity(0)),
+            "service_cores": sorted(cores(self.service_cores) or os.sched_getaffinity(0)),
         }
 
     @property
@@ -112,7 +138,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
     chosen = with_aggregation(preset("riverswim"), config.aggregation)
     loopback = LoopbackConfig.of(chosen, config.folder, 0, config.workers)
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, config.service_cores or mine)  # child processes inherit it
+    os.sched_setaffinity(0, cores(config.service_cores) or mine)  # child processes inherit it
     with ExitStack() as stack:
         try:
             network = stack.enter_context(LoopbackNetwork(loopback, lock))
@@ -244,6 +270,6 @@ def assign(
     )
     rng = np.random.default_rng(config.seed)
     times = schedule(config.arrivals, config.rate, config.seconds, rng)
-    cores = config.generator_cores or frozenset(os.sched_getaffinity(0))
+    own = cores(config.generator_cores) or frozenset(os.sched_getaffinity(0))
     step = config.processes
-    return [Assignment(settings, credentials[i::step], times[i::step], cores) for i in range(step)]
+    return [Assignment(settings, credentials[i::step], times[i::step], own) for i in range(step)]

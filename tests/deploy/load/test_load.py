@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from riffle.deploy.cli.load import cores
 from riffle.deploy.cli.main import build
 from riffle.deploy.load.html_page import certainty
-from riffle.deploy.load.run import LoadConfig
+from riffle.deploy.load.run import LoadConfig, cores
 
 pytestmark = pytest.mark.long
 
