@@ -8,7 +8,8 @@ two states.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -24,6 +25,7 @@ Adversary = Literal["stochastic", "switching", "drifting", "rewards"]
 Privacy = Literal["none", "central", "local"]
 Calibration = Literal["paper", "correct"]
 Estimator = Literal["paper", "correct"]
+_hints = cache(get_type_hints)
 ALGORITHMS: tuple[Algorithm, ...] = ("uc-o-reps", "uob-lbps")
 UNIFORM: Algorithm = "uniform"
 LAYERED = "LayeredMDP-v0"
@@ -39,10 +41,8 @@ class Case:
     The algorithm `uniform` plays actions at random. `scale` multiplies beta of Eq. 3.1 (the paper
     has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of Eq. 4.1
     that UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are for any
-    other environment. `own` is an environment that is a Python object.
-
-    Raises:
-        LocalError: ``invalid-spec``: a name is unknown or a number out of range.
+    other environment. `own` is an environment that is a Python object. Raises LocalError
+    ``invalid-spec`` if a name is unknown or a number out of range.
     """
 
     name: Algorithm
@@ -63,16 +63,11 @@ class Case:
     own: Any = None
 
     def __post_init__(self) -> None:
-        for value, allowed in (
-            (self.name, Algorithm),
-            (self.privacy, Privacy),
-            (self.calibration, Calibration),
-            (self.adversary, Adversary),
-            (self.estimator, Estimator),
-        ):
-            if value not in get_args(allowed):
-                known = ", ".join(get_args(allowed))
-                raise LocalError("invalid-spec", f"{value!r} is unknown here; known: {known}")
+        for name, kind in _hints(Case).items():
+            value, known = getattr(self, name), get_args(kind)
+            if get_origin(kind) is Literal and value not in known:
+                text = f"{value!r} is unknown here; known: {', '.join(known)}"
+                raise LocalError("invalid-spec", text)
         if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:
             raise LocalError("invalid-spec", "need K >= 2, epsilon > 0 and 0 < beta < 1")
 

@@ -147,18 +147,15 @@ def checked(
         raise LocalError("invalid-spec", unknown_name("learner", name, PER_EPISODE))
     if calibration == "conference":
         raise LocalError("invalid-spec", f"calibration 'conference' (003) is not for {name}")
-    return _bonus(constants, options), calibration
-
-
-def _bonus(name: str, options: Mapping[str, Option]) -> Bonus:
     settable = ("bonus_scale", "noise_scale", "least_visits")
     unknown = sorted(set(options) - set(settable))
     if unknown:
         raise LocalError("invalid-spec", unknown_name("option", unknown[0], settable))
     try:
-        return TypeAdapter(Bonus).validate_python({"name": name, **options})
+        bonus = TypeAdapter(Bonus).validate_python({"name": constants, **options})
     except ValidationError as error:
         raise LocalError("invalid-spec", f"option {first_fault(error)}") from error
+    return bonus, calibration
 
 
 def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[FloatArray, int]:
@@ -180,7 +177,9 @@ def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[
         start=np.cumsum(mdp.d1),
         following=np.cumsum(mdp.P, axis=-1),
     )
-    bonus, (kind, iota) = setting.bonus, _exploration(setting)
+    bonus = setting.bonus
+    kind = 0 if bonus.name == "practical" else 1 if setting.trust is None else 2
+    iota = log_terms(mdp.sizes, setting.K, DELTA)[kind]
     least = bonus.least_visits if bonus.name == "practical" else 0.0
     exploration = ucbvi.Exploration(kind, bonus.bonus_scale, bonus.noise_scale, least, iota)
     work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
@@ -194,12 +193,6 @@ def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[
     )
     episodes, draws = (generator_for(setting.seed, name) for name in ("episodes", "noise"))
     return ucbvi.run(episodes, draws, world, privacy, exploration, points, policy, work)
-
-
-def _exploration(setting: Setting) -> tuple[int, float]:
-    """Returns the kind of the bonus, as `ucbvi` numbers it, and the logarithm in the bonus."""
-    kind = 0 if setting.bonus.name == "practical" else 1 if setting.trust is None else 2
-    return kind, log_terms(setting.mdp.sizes, setting.K, DELTA)[kind]
 
 
 def _log_term(setting: Setting) -> float:

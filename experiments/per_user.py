@@ -42,10 +42,6 @@ PROGRESS_EVERY = 1_000
 """Number of users between two calls of ``on_users``, which gets that number."""
 
 
-def ignore(users: int) -> None:
-    """Does nothing. It is the callback if no caller follows the progress."""
-
-
 class Users:
     """The users of a run, one after another, and the outcomes of their episodes.
 
@@ -53,7 +49,9 @@ class Users:
     many episodes failed. ``rewards`` sums the reward bits of the other episodes.
     """
 
-    def __init__(self, environment: Environment, on_users: Callable[[int], None] = ignore) -> None:
+    def __init__(
+        self, environment: Environment, on_users: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.episodes, self.failed, self.rewards, self._notified = 0, 0, 0, 0
         self.failure: str | None = None
         self._environment = environment
@@ -106,7 +104,7 @@ def run_per_user(
 ) -> tuple[Run, list[Batch]]:
     """Runs a spec user by user; returns the run, and each batch's descriptor and private counts.
 
-    Raises: RemoteError: ``batch-too-small`` or ``invalid-spec``, where the coordinator raises it.
+    Raises RemoteError ``batch-too-small`` or ``invalid-spec`` as the coordinator does.
     """
     learner = (registry or Registry()).build(spec)
     batches: list[Batch] = []
@@ -137,7 +135,7 @@ RUN_ID = "0" * 32  # this id keys the draws if the spec has no test seed
 
 
 def run_seed(
-    chosen: Preset, seed: int, on_users: Callable[[int], None] = ignore
+    chosen: Preset, seed: int, on_users: Callable[[int], None] = lambda _: None
 ) -> tuple[SeedResult, list[dict[str, Any]]]:
     """Runs one seed user by user; returns the result, and each batch as in the REST API."""
     started, spec, world = time.perf_counter(), chosen.spec, chosen.make()

@@ -148,7 +148,7 @@ def customize(
     preset = Preset(spec, chosen_parameters, base.nodes, {}, because, own_environment=own)
     if not isinstance(learner, str):
         return replace(preset, own_learner=learner)
-    files = {name: _absolute(learner)} if plugins.is_file_reference(learner) else {}
+    files = {name: absolute(learner)} if plugins.is_file_reference(learner) else {}
     return replace(preset, learners=files)
 
 
@@ -181,6 +181,7 @@ def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parame
     return f"{file.name}:{name}", {"folder": str(file.parent.resolve())}
 
 
-def _absolute(reference: str) -> str:
+def absolute(reference: str) -> str:
+    """Returns ``path/file.py:name`` with an absolute path."""
     path, _, name = reference.rpartition(":")
     return f"{Path(path).resolve()}:{name}"

@@ -28,7 +28,7 @@ from riffle.experiments.figures.catalogue import Curve, Figure, Kind, Line
 from riffle.experiments.figures.draw import Series, canvas_of, gather
 from riffle.experiments.figures.write import seed_rows, table, write
 from riffle.experiments.per_episode import PER_EPISODE
-from riffle.experiments.presets import Preset, label_of
+from riffle.experiments.presets import Preset, absolute, label_of
 from riffle.experiments.regret import METHOD, SeedResult, band, share, student_band
 from riffle.experiments.study import (
     ADVERSARIAL,
@@ -355,8 +355,7 @@ def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401
     """Returns an environment or learner, and the parameters that it has if it comes in a pair."""
     code, parameters = item if isinstance(item, tuple) else (item, {})
     if isinstance(code, str) and is_file_reference(code):
-        path, _, name = code.rpartition(":")
-        code = f"{Path(path).resolve()}:{name}"
+        code = absolute(code)
     return code, tuple(parameters.items())
 
 

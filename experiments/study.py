@@ -55,9 +55,8 @@ CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
 def run_seed(chosen: Preset, seed: int) -> SeedResult:
     """Runs one seed on the simulator that the learner needs.
 
-    Raises: LocalError: ``invalid-spec``: the environment has no known MDP, or an option is not
-        valid. RemoteError: ``invalid-spec`` or ``batch-too-small``, where the coordinator raises
-        it.
+    Raises LocalError ``invalid-spec`` if the environment has no known MDP or an option is not
+    valid, and RemoteError ``invalid-spec`` or ``batch-too-small`` as the coordinator does.
     """
     if chosen.spec.learner in ADVERSARIAL:
         return replace(adversarial.run(case_of(chosen, seed)), seed=seed)
@@ -70,9 +69,8 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
 def check(chosen: Preset) -> None:
     """Builds the learner once, so that a mistake is refused before any work.
 
-    Raises:
-        ValueError: there is no such learner.
-        RiffleError: the learner refuses an option. A batch that is too small is found later.
+    Raises ValueError if there is no such learner, and RiffleError if it refuses an option. A batch
+    that is too small is found later.
     """
     registry, name = chosen.registry(), chosen.spec.learner
     known = sorted({*registry.names, *PER_EPISODE, *ADVERSARIAL} - {MANUAL})
@@ -195,11 +193,8 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
     """Returns the case of a run of paper 004's learners, from its spec and `CASE_OPTIONS`.
 
     LayeredMDP-v0 is drawn from the run's seed. In another environment, a loss's mean is one minus
-    the reward, unless the option `adversary` says otherwise.
-
-    Raises:
-        LocalError: ``invalid-spec``: an option is unknown or out of range, or the environment has
-            no known MDP.
+    the reward, unless the option `adversary` says otherwise. Raises LocalError ``invalid-spec`` if
+    an option is unknown or out of range, or the environment has no known MDP.
     """
     spec, layered = chosen.spec, chosen.spec.environment == LAYERED
     for name in sorted(spec.options.keys() - set(CASE_OPTIONS)):

@@ -201,11 +201,7 @@ class Rows:
                 stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
 
     def check_code(self, jobs: set[tuple[str, int]]) -> None:
-        """Checks that this code made the rows of these jobs.
-
-        Raises:
-            LocalError: ``wrong-state``: other code made some of them.
-        """
+        """Raises LocalError ``wrong-state`` if other code made some of these jobs' rows."""
         stale = [i for i in jobs if i in self._rows and self._rows[i].code != code_digest()]
         if stale:
             raise LocalError(
@@ -260,8 +256,7 @@ class Backend:
 def compute(run: Run, seed: int) -> SeedResult:
     """Computes a run with one seed: by population, or user by user if the MDP is not known.
 
-    Raises:
-        RiffleError, ValueError: the run is refused (unknown learner, batch too small).
+    Raises RiffleError or ValueError if the run is refused (unknown learner, batch too small).
     """
     chosen = run.chosen
     if isinstance(chosen.make(), Modelled):

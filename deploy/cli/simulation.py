@@ -92,7 +92,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
     spec, alone = chosen.spec, min(how.workers, how.seeds) <= 1
     with steps("episodes", how.seeds * spec.episodes) as shown:
         # Only a seed in this process can show how many users are done.
-        run = partial(per_user.run_seed, chosen, on_users=shown.step if alone else per_user.ignore)
+        run = partial(per_user.run_seed, chosen, on_users=shown.step if alone else lambda _: None)
         seeds = _seeds(run, how, lambda: None if alone else shown.step(spec.episodes))
     if not isinstance(chosen.make(), Modelled):
         text = "no regret and no exact values: this environment shows no transition probabilities"

@@ -113,18 +113,6 @@ class Tally:
         default_factory=lambda: {stage: Histogram() for stage in STAGES}
     )
 
-    def add(self, other: "Tally") -> None:
-        """Adds the outcomes of another process."""
-        self.started += other.started
-        self.accepted += other.accepted
-        self.messages += other.messages
-        self.rejected.update(other.rejected)
-        self.answers.update(other.answers)
-        self.due.add(other.due)
-        self.sent.add(other.sent)
-        for stage, histogram in other.stages.items():
-            self.stages[stage].add(histogram)
-
     @property
     def open(self) -> int:
         """The number of reports that are due but not decided."""
@@ -149,7 +137,15 @@ def merge(tallies: list[Tally]) -> Tally:
     """Adds up the tallies of all processes."""
     whole = Tally()
     for tally in tallies:
-        whole.add(tally)
+        whole.started += tally.started
+        whole.accepted += tally.accepted
+        whole.messages += tally.messages
+        whole.rejected.update(tally.rejected)
+        whole.answers.update(tally.answers)
+        whole.due.add(tally.due)
+        whole.sent.add(tally.sent)
+        for stage, histogram in tally.stages.items():
+            whole.stages[stage].add(histogram)
     return whole
 
 

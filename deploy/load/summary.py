@@ -26,7 +26,7 @@ summaries: `next_rate` chooses the next load, and `capacity` the summary to show
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from operator import attrgetter
 from statistics import linear_regression
@@ -218,10 +218,7 @@ def summarize(
         for name, first in read[0].items()
     }
     seconds = max(end.at, 1e-9)
-    evidence = _evidence(parameters, samples, batches, used, generators)
-    stages = evidence.stages["lease"] + evidence.stages["upload"]
-    if not math.isnan(answered) and stages > 0:
-        evidence = replace(evidence, answering=answered / stages)
+    evidence = _evidence(parameters, samples, batches, used, generators, answered)
     return {
         "verdict": asdict(judge(evidence)),
         "parameters": parameters,
@@ -243,8 +240,11 @@ def _evidence(
     batches: list[Summary],
     used: dict[str, Usage],
     generators: int,
+    answered: float,
 ) -> Evidence:
     tally = samples[-1].tally
+    stages = {stage: times.total for stage, times in tally.stages.items()}
+    waited = stages["lease"] + stages["upload"]
     own = [use for name, use in used.items() if name.startswith(GENERATOR)]
     coordinator, shuffler = used.get("coordinator"), used.get("shuffler")
     same = len(own) < len(used) and parameters["generator_cores"] == parameters["service_cores"]
@@ -254,7 +254,7 @@ def _evidence(
         due=tally.started,
         prompt=tally.due.within(PROMPT_SECONDS),
         filled=sum(batch["state"] in FULL for batch in batches),
-        stages={stage: times.total for stage, times in tally.stages.items()},
+        stages=stages,
         loops=max((use.demand for use in own), default=0.0),
         sealing=sum(use.pool_demand for use in own) / max(generators, 1),
         shuffler=None if shuffler is None else shuffler.demand,
@@ -264,6 +264,7 @@ def _evidence(
         same_cores=same,
         busy=busy,
         others=max(0.0, busy * cores - known) if coordinator and shuffler else 0.0,
+        answering=None if math.isnan(answered) or waited <= 0 else answered / waited,
     )
 
 

@@ -139,10 +139,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
     """Returns the batch of a setting.
 
     The product's own check must accept the batch, unless the caller gives ``noise``: a planted
-    fault that the audit must find.
-
-    Raises:
-        RemoteError: ``weak-guarantee``: the batch does not have the claimed guarantee.
+    fault that the audit must find. Raises RemoteError ``weak-guarantee`` if the check refuses it.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise or fitting_noise(setting)

@@ -7,17 +7,17 @@ with a manifest is finished. Such a figure is not overwritten.
 
 from __future__ import annotations
 
-import csv
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from riffle.common.process.plugins import unknown_name
+from riffle.common.process.tables import csv_text
 from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Figure, figures
 from riffle.experiments.figures.draw import X_LABELS, Point, Series, draw, gather
@@ -33,8 +33,8 @@ def write(
 ) -> dict[str, Any]:
     """Writes all files of a figure and returns its manifest. `about` says how it was computed."""
     stem = folder / figure.name
-    _csv(stem.with_suffix(".csv"), _band_rows(series))
-    _csv(folder / f"{figure.name}-seeds.csv", seed_rows(series))
+    stem.with_suffix(".csv").write_text(csv_text([*_band_rows(series)], ["curve"]))
+    (folder / f"{figure.name}-seeds.csv").write_text(csv_text([*seed_rows(series)], ["curve"]))
     draw(figure, series, seeds, stem)
     stem.with_suffix(".md").write_text(table(figure, series, seeds))
     document = manifest(figure, series, seeds) | about
@@ -143,10 +143,7 @@ def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
             yield {
                 "curve": curve.line.label,
                 "x": float(x),
-                "mean": float(band.mean[i]),
-                "low": float(band.low[i]),
-                "high": float(band.high[i]),
-                "sd": float(band.sd[i]),
+                **{field.name: float(getattr(band, field.name)[i]) for field in fields(band)},
             }
 
 
@@ -170,14 +167,6 @@ def seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _csv(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    records = list(rows)
-    with file.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(records[0]) if records else ["curve"])
-        writer.writeheader()
-        writer.writerows(records)
-
-
 ALL = "all"
 
 
@@ -199,11 +188,7 @@ class Order:
 
 
 def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
-    """Returns the figure with a name, or all figures for `all`.
-
-    Raises:
-        ValueError: the name is unknown; the message lists the known names.
-    """
+    """Returns the figure with a name, or all figures for `all`; raises ValueError for others."""
     known = figures(quick=quick)
     if name == ALL:
         return tuple(figure for figure in known.values() if figure.in_all)
@@ -217,8 +202,7 @@ def make(
 ) -> list[dict[str, Any]]:
     """Computes and writes an order's figures. `on_start` gets the number of jobs left.
 
-    Raises:
-        LocalError: ``wrong-state``: the folder has finished figures, or results of other code.
+    Raises LocalError ``wrong-state`` if the folder has finished figures, or results of other code.
     """
     names = [figure.name for figure in order.figures]
     existing = [name for name in names if (order.folder / f"{name}.json").exists()]
