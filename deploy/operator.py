@@ -286,11 +286,7 @@ class Operator:
         once: bool = False,
         **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
     ) -> T:
-        """Sends a request.
-
-        Repeats it if something other than the coordinator answers. While following a run, also
-        repeats it if nothing answers.
-        """
+        """Sends a request; repeats it if a stranger answers or, while following a run, nothing."""
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience
         while True:

@@ -112,19 +112,18 @@ def learn(
     draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
     channel = Channel(case, layers, constants.delta, *draws)
     estimate = uob_lbps.LossEstimate(case.estimator, channel.E_loss, channel.loss_noise.variance)
-    uc, uob = uc_o_reps.PrivateUCOREPS(constants), uob_lbps.PrivateUOBLBPS(constants, estimate)
-
-    def update(visited: FloatArray, loss: FloatArray) -> FloatArray:
-        transitions, visits, E = channel.counts(visited)
-        if case.full:
-            return uc.observe(transitions, visits, channel.loss_sums(loss), E).policy
-        noisy = channel.visited_losses(loss * visited.sum(axis=-1))
-        return uob.observe(transitions, visits, noisy, E).policy
-
+    learner = (
+        uc_o_reps.PrivateUCOREPS(constants)
+        if case.full
+        else uob_lbps.PrivateUOBLBPS(constants, estimate)
+    )
     policies, generator = np.empty(losses.shape), generator_for(case.seed, "episodes")
-    policies[0] = uc.policy if case.full else uob.policy
+    policies[0] = learner.policy
     for k, loss in enumerate(losses[:-1]):
-        policies[k + 1] = update(play(generator, P, policies[k]), loss)
+        visited = play(generator, P, policies[k])
+        transitions, visits, E = channel.counts(visited)
+        seen = loss if case.full else loss * visited.sum(axis=-1)
+        policies[k + 1] = learner.observe(transitions, visits, channel.losses(seen), E).policy
     return policies, _constants(case, constants, channel)
 
 
@@ -223,8 +222,11 @@ class Channel:
         self.loss_noise = _noise(case, sensitivity, H, 1 - COUNT_SHARE, case.full)
         size = pairs + layers.cell_count
         self._counts = _sums(case, size, self.count_noise, count_draws, variant=False)
-        self._sums = _sums(case, pairs, self.loss_noise, loss_draws, variant=True)
-        self._bandit = LocalPrivatizer((pairs,), self.loss_noise, loss_draws)
+        self._privatize_losses = (
+            _sums(case, pairs, self.loss_noise, loss_draws, variant=True).add
+            if case.full
+            else LocalPrivatizer((pairs,), self.loss_noise, loss_draws).privatize
+        )
         self._t = 0
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
@@ -244,17 +246,10 @@ class Channel:
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
 
-    def loss_sums(self, loss: FloatArray) -> FloatArray:
-        """Returns noisy L(x,a) after one more episode, whose losses are all observed."""
-        return self._unpacked(self._sums.add(loss[self._layers.pairs]))
-
-    def visited_losses(self, loss: FloatArray) -> FloatArray:
-        """Returns one episode's noisy losses l~ from its losses (zero at unvisited pairs)."""
-        return self._unpacked(self._bandit.privatize(loss[self._layers.pairs]))
-
-    def _unpacked(self, values: FloatArray) -> FloatArray:
+    def losses(self, loss: FloatArray) -> FloatArray:
+        """Returns noisy sums L(x,a) after one more episode, or l~ of one with bandit feedback."""
         array = np.zeros(self._layers.pairs.shape)
-        array[self._layers.pairs] = values
+        array[self._layers.pairs] = self._privatize_losses(loss[self._layers.pairs])
         return array
 
 

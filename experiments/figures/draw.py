@@ -265,19 +265,20 @@ def _name_points(axes: Axes) -> None:
 
 
 def _draw_ceiling(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
-    ceilings = [curve.ceiling for curve in series if curve.ceiling is not None]
-    if not ceilings:
+    known = [(curve.ceiling, curve.x) for curve in series if curve.ceiling is not None]
+    if not known:
         return
-    last = next(curve for curve in series if curve.ceiling is not None)
+    ceiling, x = known[0]
     style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 0.8}
+    style["label"] = "ceiling, V* K"
     if figure.kind == "time":
-        axes.plot([0, last.x[-1]], [0, ceilings[0]], label="ceiling, V* K", **style)
-        axes.set_ylim(0, 1.1 * ceilings[0])
+        axes.plot([0, x[-1]], [0, ceiling], **style)
+        axes.set_ylim(0, 1.1 * ceiling)
     elif figure.kind == "episodes":
         K = np.array(sorted({point.x for curve in series for point in curve.points}))
-        axes.plot(K, ceilings[0] / last.x[0] * K, label="ceiling, V* K", **style)
+        axes.plot(K, ceiling / x[0] * K, **style)
     else:
-        axes.axhline(ceilings[0], label="ceiling, V* K", **style)
+        axes.axhline(ceiling, **style)
 
 
 def _label(axes: Axes, figure: Figure, panel: str) -> None:
