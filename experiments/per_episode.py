@@ -183,24 +183,18 @@ def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[
     least = bonus.least_visits if bonus.name == "practical" else 0.0
     exploration = ucbvi.Exploration(kind, bonus.bonus_scale, bonus.noise_scale, least, iota)
     work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
+    counters = layout_of(mdp.sizes, setting.calibration).counters
+    log_term = math.log(2.0 * counters * setting.K / DELTA)  # in E of Assumption 4 of 000
     privacy = ucbvi.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",
         kind=KINDS[noise.kind],
         scale=noise.scale,
         variance=noise.variance,
-        log_term=_log_term(setting),
+        log_term=log_term if bonus.name == "paper" else 0.0,
     )
     episodes, draws = (generator_for(setting.seed, name) for name in ("episodes", "noise"))
     return ucbvi.run(episodes, draws, world, privacy, exploration, points, policy, work)
-
-
-def _log_term(setting: Setting) -> float:
-    """Returns the logarithm in E of Assumption 4 of 000, or 0 if the bonus needs no E."""
-    if setting.bonus.name != "paper":
-        return 0.0
-    counters = layout_of(setting.mdp.sizes, setting.calibration).counters
-    return math.log(2.0 * counters * setting.K / DELTA)
 
 
 def checkpoints_of(K: int, given: Sequence[int] | None = None) -> Ints:

@@ -10,13 +10,13 @@ K = 20,000, as paper 000 does.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from riffle.common.mechanism.counters import Sizes, Support, possible_cells
+from riffle.common.mechanism.counters import possible_cells
 from riffle.common.mechanism.parameters import Aggregation
 from riffle.common.process import plugins
 from riffle.common.protocol.descriptor import first_fault
@@ -127,14 +127,16 @@ def customize(
     declared = declaration_of(made)
     if changes.get("constants") == "paper":
         declared = Declaration()
-    support = _restricting(declared, made.sizes)
+    support, (X, A, H) = declared.support, astuple(made.sizes)
+    if support and possible_cells(support, X, A, H).size == H * X * A * X:
+        support = None  # it excludes no transition, and so saves nothing
     low, high = made.reward_range
     values = base.spec.model_dump() | {
         "environment": environment_id,
         "learner": name,
-        "states": made.sizes.X,
-        "actions": made.sizes.A,
-        "horizon": made.sizes.H,
+        "states": X,
+        "actions": A,
+        "horizon": H,
         "reward_low": low,
         "reward_high": high,
         "start": tuple(made.mdp.d1) if isinstance(made, Modelled) else None,
@@ -158,14 +160,6 @@ def label_of(part: object) -> str:
         return plugins.short_name(part) if plugins.is_file_reference(part) else part
     named = getattr(part, "__name__", None) or type(part).__name__
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(named).strip("_<>")).lower()
-
-
-def _restricting(declared: Declaration, sizes: Sizes) -> Support | None:
-    """Returns the declared support, or None if it excludes no transition and so saves nothing."""
-    X, A, H = sizes.X, sizes.A, sizes.H
-    if declared.support is None or possible_cells(declared.support, X, A, H).size == H * X * A * X:
-        return None
-    return declared.support
 
 
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:

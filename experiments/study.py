@@ -58,12 +58,29 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
     Raises LocalError ``invalid-spec`` if the environment has no known MDP or an option is not
     valid, and RemoteError ``invalid-spec`` or ``batch-too-small`` as the coordinator does.
     """
-    if chosen.spec.learner in ADVERSARIAL:
+    started, spec = time.perf_counter(), chosen.spec
+    if spec.learner in ADVERSARIAL:
         return replace(adversarial.run(case_of(chosen, seed)), seed=seed)
     mdp = exact_mdp(chosen.make())
-    if chosen.spec.learner in PER_EPISODE:
-        return _run_per_episode(chosen.spec, mdp, seed)
-    return _run_by_population(chosen, mdp, seed)
+    if spec.learner in PER_EPISODE:
+        result = per_episode.run(
+            spec.learner,
+            mdp,
+            spec.episodes,
+            epsilon=spec.epsilon,
+            beta=spec.beta,
+            seed=spec.seed + seed,
+            calibration=CALIBRATIONS[spec.calibration],
+            constants=spec.constants,
+            options=spec.options,
+        )
+        return replace(result, seed=seed)
+    learner = chosen.registry().build(spec.model_copy(update={"seed": spec.seed + seed}))
+    try:
+        run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed, spec.support)
+    except LearnerError as error:
+        raise refusal(spec, error) from error
+    return result_of(spec, seed, run, mdp, time.perf_counter() - started)
 
 
 def check(chosen: Preset) -> None:
@@ -101,20 +118,11 @@ def mechanism_of(spec: RunSpec) -> Calibrate:
     return mechanism
 
 
-def _run_by_population(chosen: Preset, mdp: TabularMDP, seed: int) -> SeedResult:
-    started, spec = time.perf_counter(), chosen.spec
-    learner = chosen.registry().build(spec.model_copy(update={"seed": spec.seed + seed}))
-    try:
-        run = simulate(mdp, learner, spec.families, mechanism_of(spec), seed, spec.support)
-    except LearnerError as error:
-        raise refusal(spec, error) from error
-    return result_of(spec, seed, run, mdp, time.perf_counter() - started)
-
-
 def result_of(
     spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
 ) -> SeedResult:
     """Returns the result of a batched run. ``mdp`` is None if the probabilities are unknown."""
+    eliminated = any(stage.eliminated or stage.decisions_eliminated for stage in run.stages)
     return SeedResult(
         seed=seed,
         policy_switches=switches(run.deployments),
@@ -122,7 +130,7 @@ def result_of(
         seconds=seconds,
         policy=run.summary.policy.tolist(),
         constants={**run.summary.constants, **_recorded(spec)},
-        eliminated=_any_eliminated(run),
+        eliminated=None if sdp_pe_in(run.learner) is None else eliminated,
         value_estimate=run.summary.value_estimate,
         **({} if mdp is None else _exact(spec, run, mdp)),
     )
@@ -153,13 +161,6 @@ def _recorded(spec: RunSpec) -> dict[str, Constant]:
     return known | {"epsilon": spec.epsilon, "beta": spec.beta}
 
 
-def _any_eliminated(run: Run) -> bool | None:
-    """Returns whether some policy was eliminated; None for a learner without an active set."""
-    if sdp_pe_in(run.learner) is None:
-        return None
-    return any(stage.eliminated or stage.decisions_eliminated for stage in run.stages)
-
-
 def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     """Returns whether a policy of value V* is active; None for a learner without an active set."""
     inner = sdp_pe_in(learner)
@@ -169,21 +170,6 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     # Several policies may be optimal, as they may differ in states that they never visit.
     active_value = float(inner.phi.best(Model(mdp.P, mdp.r)).value)
     return inner.phi.contains(best.policy) or active_value >= float(best.value) - 1e-9
-
-
-def _run_per_episode(spec: RunSpec, mdp: TabularMDP, seed: int) -> SeedResult:
-    result = per_episode.run(
-        spec.learner,
-        mdp,
-        spec.episodes,
-        epsilon=spec.epsilon,
-        beta=spec.beta,
-        seed=spec.seed + seed,
-        calibration=CALIBRATIONS[spec.calibration],
-        constants=spec.constants,
-        options=spec.options,
-    )
-    return replace(result, seed=seed)
 
 
 # -- the learners of paper 004 ---------------------------------------------------------------------

@@ -57,12 +57,6 @@ COMMANDS = {
 }
 
 
-def words_to_complete() -> list[str]:
-    """Returns the words after ``riffle`` that a shell asks to complete, or none."""
-    words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
-    return words.split()[1:] if COMPLETION in os.environ else []
-
-
 def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
@@ -123,7 +117,9 @@ def main() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
     gc.set_threshold(20_000)  # looking for garbage while modules load takes a tenth of the start
     try:
-        build(words_to_complete() or sys.argv[1:])(prog_name="riffle")
+        words = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+        completed = words.split()[1:] if COMPLETION in os.environ else []
+        build(completed or sys.argv[1:])(prog_name="riffle")
     except KeyboardInterrupt:
         sys.stderr.write("riffle: interrupted\n")
         sys.exit(INTERRUPTED)

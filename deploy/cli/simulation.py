@@ -65,12 +65,9 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
         if options.trust is not None:
             raise ValueError(f"--trust is not for {learner}: its name says whom it trusts")
     check(chosen)
-    return _simulate_users(chosen, how) if how.per_user else _simulate(chosen, how)
-
-
-def _simulate(chosen: Preset, how: SimulationOptions) -> Simulated:
-    # Refuses an environment without an exact MDP before any work.
-    exact_mdp(chosen.make())
+    if how.per_user:
+        return _simulate_users(chosen, how)
+    exact_mdp(chosen.make())  # refuses an environment without an exact MDP before any work
     if chosen.spec.learner in COMPILED and find_spec("numba"):
         line(f"compiling {chosen.spec.learner}, unless an earlier run did; this takes a while")
     with steps("seeds", how.seeds) as shown:

@@ -73,7 +73,12 @@ def up_command(
     with results(out, force=force) as lock, LoopbackNetwork(config, lock) as network:
         _print_summary(_run_on(network, chosen, started), output, out)
         if keep:
-            _keep_up(network)
+            command = f"riffle list --network {network.secrets}"
+            progress.print(f"the network stays up: {command}; Ctrl-C ends it")
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    network.check_alive()
+                    time.sleep(1)
 
 
 @one_line_errors
@@ -132,7 +137,9 @@ def compare_command(
         stop_unfinished(operator)
         models = compare(operator, chosen, out)
         (out / COMPARISON).write_text(json.dumps(models, indent=2) + "\n")
-    emit({"models": models}, output, lambda: _print_comparison(models, out))
+    columns = ("quantity", *(model["trust"] for model in models))
+    rows = [(name, *(model[name] for model in models)) for name in models[0] if name != "trust"]
+    emit({"models": models}, output, lambda: table(columns, rows, f"written to {out}"))
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
@@ -189,20 +196,6 @@ def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[st
     return summary
 
 
-def _keep_up(network: LoopbackNetwork) -> None:
-    """Keeps the network up until Ctrl-C, or until one of its processes ends."""
-    progress.print(f"the network stays up: riffle list --network {network.secrets}; Ctrl-C ends it")
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            network.check_alive()
-            time.sleep(1)
-
-
 def _print_summary(summary: dict[str, Any], output: Output, out: Path) -> None:
     rows = [(key, value) for key, value in summary.items() if key not in {"policy", "timings"}]
     emit(summary, output, lambda: table(("quantity", "value"), rows, f"written to {out}"))
-
-
-def _print_comparison(models: list[dict[str, Any]], out: Path) -> None:
-    rows = [(quantity, *(model[quantity] for model in models)) for quantity in models[0]]
-    table(("quantity", *(model["trust"] for model in models)), rows[1:], f"written to {out}")

@@ -53,7 +53,14 @@ class Finding:
 
 def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str]) -> list[Finding]:
     """Runs all checks of this machine, of the results folder and, if given, of a network."""
-    findings = [_python(), _cryptography(), _processors(), _folder(folder), _space(folder)]
+    version, count = platform.python_version(), os.cpu_count() or 1
+    findings = [
+        Finding("python", sys.version_info >= LEAST_PYTHON, f"{version}; 3.11 or later is needed"),
+        _cryptography(),
+        Finding("processors", count >= 2, f"{count}; with fewer than 2 runs take twice as long"),
+        _folder(folder),
+        _space(folder),
+    ]
     findings += [_port(port) for port in ports]
     findings += check_variables(os.environ)
     findings += check_settings(os.environ)
@@ -193,11 +200,6 @@ def _settings(role: type[RoleSettings], file: Path | None) -> Finding:
     return Finding("settings", True, f"{known} understood")
 
 
-def _python() -> Finding:
-    ok = sys.version_info >= LEAST_PYTHON
-    return Finding("python", ok, f"{platform.python_version()}; 3.11 or later is needed")
-
-
 def _cryptography() -> Finding:
     try:
         key = KeyPair.generate()
@@ -205,11 +207,6 @@ def _cryptography() -> Finding:
     except (OpenError, RuntimeError) as error:
         return Finding("hpke", False, f"sealing fails: {error}; reinstall 'cryptography'")
     return Finding("hpke", works, "a message sealed here opens here")
-
-
-def _processors() -> Finding:
-    count = os.cpu_count() or 1
-    return Finding("processors", count >= 2, f"{count}; with fewer than 2 runs take twice as long")
 
 
 def _folder(folder: Path) -> Finding:

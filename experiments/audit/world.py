@@ -174,7 +174,11 @@ def _cells(setting: Setting, state: int) -> Ints:
 def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescriptor:
     sizes = setting.sizes
     summed = setting.aggregation == "sums"
-    padding = Padding(1, 0) if summed else _padding(setting, noise)
+    draws, spend = noise.bits * setting.layout.counters, OVERFLOW_SHARE * setting.beta
+    padding = Padding(1, 0)
+    if not summed:
+        slots = fewest_slots(setting.n, draws, noise.p, setting.epsilon, spend)
+        padding = Padding(setting.layout.data_slots, slots)
     return BatchDescriptor(
         run_id=RUN_ID,
         batch_id=batch_id(RUN_ID, 0),
@@ -202,10 +206,3 @@ def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescr
         analyzer_key=analyzer.public.hex(),
         test_seed=setting.seed,
     )
-
-
-def _padding(setting: Setting, noise: Noise) -> Padding:
-    draws = noise.bits * setting.layout.counters
-    spend = OVERFLOW_SHARE * setting.beta
-    slots = fewest_slots(setting.n, draws, noise.p, setting.epsilon, spend)
-    return Padding(setting.layout.data_slots, slots)

@@ -56,7 +56,15 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
         "python": platform.python_version(),
         "machine": platform.machine(),
         "regret_table": regret_table(figure, series),
-        "curves": [_curve(curve) for curve in series],
+        "curves": [
+            {
+                "label": curve.line.label,
+                "constants": curve.constants,
+                "missing": list(curve.missing),
+                "runs": [_run(point) for point in curve.points],
+            }
+            for curve in series
+        ],
     }
 
 
@@ -118,15 +126,6 @@ def _cell(point: Point) -> str:
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(c.replace("|", "/") for c in line) + " |" for line in lines)
-
-
-def _curve(curve: Series) -> dict[str, Any]:
-    return {
-        "label": curve.line.label,
-        "constants": curve.constants,
-        "missing": list(curve.missing),
-        "runs": [_run(point) for point in curve.points],
-    }
 
 
 def _run(point: Point) -> dict[str, Any]:
