@@ -172,9 +172,6 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
     }
 
 
-# -- the Privatizer --------------------------------------------------------------------------------
-
-
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:

@@ -105,10 +105,9 @@ def run(
 ) -> SeedResult:
     """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
-    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof); these
-    learners have no `conference`. `constants` names a set (`practical`, `paper`), and `options`
-    replace some of its numbers: fields of `Bonus`. Checkpoints are episode numbers in 1..K, by
-    default K / 100 apart. K is always added.
+    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
+    `constants` names a set (`practical`, `paper`), and `options` replace some of its numbers:
+    fields of `Bonus`. Checkpoints are as in `checkpoints_of`.
 
     Raises LocalError ``invalid-spec`` for an unknown learner, set or option, K below one, or a
     checkpoint outside 1..K; ``unavailable`` if numba is not installed.

@@ -166,10 +166,8 @@ def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parame
     """Returns an environment's id and parameters. The id leaves out a file's folder."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
-    if not isinstance(reference, str):
+    if not isinstance(reference, str) or not plugins.is_file_reference(reference):
         return label_of(reference), {}
-    if not plugins.is_file_reference(reference):
-        return reference, {}
     path, _, name = reference.rpartition(":")
     file = Path(path)
     return f"{file.name}:{name}", {"folder": str(file.parent.resolve())}

@@ -75,11 +75,6 @@ def switches(deployments: list[Deployment]) -> int:
     return sum(not after.same_as(before) for before, after in pairwise(mixtures))
 
 
-def seeds_note(seeds: int) -> str:
-    """Returns a note on the number of seeds and the band. A single seed has no band."""
-    return f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
-
-
 @dataclass(frozen=True, slots=True)
 class Band:
     """The mean over seeds, its interval (low, high) and the standard deviation sd, each (c,)."""

@@ -234,9 +234,6 @@ def simulate(
     return Result(run.chosen, tuple(run_jobs(partial(compute, run), range(seeds), backend)))
 
 
-# -- sweeps ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """The results of a grid of runs, all at equal privacy."""

@@ -172,9 +172,6 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
     return inner.phi.contains(best.policy) or active_value >= float(best.value) - 1e-9
 
 
-# -- the learners of paper 004 ---------------------------------------------------------------------
-
-
 def case_of(chosen: Preset, seed: int = 0) -> Case:
     """Returns the case of a run of paper 004's learners, from its spec and `CASE_OPTIONS`.
 

@@ -145,9 +145,6 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# -- results on disk -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
     """The result of one seed of one run. If it has no result, `reason` says why."""
@@ -235,9 +232,6 @@ def _row(file: Path, number: int, line: bytes) -> Row:
         raise LocalError(
             "malformed", f"{file}, line {number}, is no result ({first_fault(error)}); remove it"
         ) from error
-
-
-# -- jobs ------------------------------------------------------------------------------------------
 
 
 Job = tuple[Run, int]

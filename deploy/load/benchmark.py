@@ -115,9 +115,8 @@ def run_sums_benchmark(
 
     The vectors are those of ``chosen``, in a batch of n reports. The cost of a message is measured
     in the same run, on ``messages`` or more messages of the preset `riverswim`. This cost does not
-    depend on the number of counters, so a report of L messages costs L times as much. The costs of
-    vector and message cover all roles and all work: episodes, noise, seals, HTTP, store, shuffle,
-    opening, ledger. Raises the errors of `run_benchmark`.
+    depend on the number of counters, so a report of L messages costs L times as much. Both costs
+    cover all work of all roles. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))

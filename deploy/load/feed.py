@@ -141,8 +141,7 @@ def enrol_nodes(
 ) -> list[Credential]:
     """Enrols ``count`` nodes; calls ``on_node`` after each. The credentials are stored nowhere.
 
-    Raises RemoteError if the shuffler refuses, and LocalError ``unavailable`` if it does not
-    answer.
+    Raises the errors of `enrol_node`.
     """
 
     def enrol(number: int) -> Credential:
@@ -156,6 +155,6 @@ def enrol_nodes(
 
 
 def revoke_nodes(secrets: Path, url: str, nodes: list[Credential]) -> None:
-    """Revokes nodes' credentials. Raises the errors of `enrol_nodes`."""
+    """Revokes nodes' credentials. Raises the errors of `enrol_node`."""
     with shuffler_operator(secrets, url) as client, ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
         list(pool.map(lambda node: revoke_node(client, node.node_id), nodes))

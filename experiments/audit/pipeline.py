@@ -52,11 +52,6 @@ class Views:
     head: Ints
 
 
-def views(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
-    """Runs ``trials`` batches, numbered from ``start``. Only seeded settings use the numbers."""
-    return _views(world, trials, first, start, partial(_count, world))
-
-
 def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int = 0) -> Views:
     """Runs batches as `views` does, but opens them as a coordinator does, by `Analyzer.open`."""
     keys = {world.analyzer.public.hex(): world.analyzer.private}
@@ -70,14 +65,24 @@ def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int 
                 opening = runner.run(analyzer.open(world.context, messages))
                 return np.asarray(opening.histogram[:C])
 
-            return _views(world, trials, first, start, count)
+            return views(world, trials, first=first, start=start, count=count)
     finally:
         analyzer.close()
 
 
-def _views(
-    world: World, trials: int, first: bool, start: int, count: Callable[[bytes], Ints]
+def views(
+    world: World,
+    trials: int,
+    *,
+    first: bool,
+    start: int = 0,
+    count: Callable[[bytes], Ints] | None = None,
 ) -> Views:
+    """Runs ``trials`` batches, numbered from ``start``. Only seeded settings use the numbers.
+
+    ``count`` opens a batch and counts its messages.
+    """
+    count = count or partial(_count, world)
     C = world.batch.layout.counters
     head_bytes = world.batch.padding.data_slots * world.context.descriptor.message_bytes
     counts, head = np.empty((trials, C), np.int64), np.empty((trials, C), np.int64)

@@ -1,17 +1,10 @@
 """Every figure as data: the runs of each curve, with their constants.
 
-- ``fig6a`` to ``fig8``: Fig. 6a-c, 7 and 8 of paper 000 at its K = 20,000; with ``-large`` the same
-  at K = 200,000.
-- ``scale``: regret against K, up to where learning pays despite privacy. ``scale-large`` goes on to
-  2,000,000 with PE and SDP-PE, whose batches take the same time at any size.
-- ``adversarial-full`` and ``adversarial-bandit``: Private-UC-O-REPS (full information) and Private
-  UOB-LBPS (bandit feedback) of paper 004 at K = 2,000, under each privacy model and both
-  calibrations, against the switching adversary. ``adversaries-full`` and ``adversaries-bandit``:
-  the same learners against each adversary, in the correct calibration. ``adversarial-large``:
-  UC-O-REPS at K = 20,000, where it learns despite privacy.
-
-Every learner has one set of constants for all environments. Figures share runs.
-`Curve.absent` lists the points that a figure leaves out, with the reasons.
+``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000, also at ten times its K (``-large``).
+``scale`` is regret against K, up to where learning pays despite privacy. The others are about paper
+004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit feedback. Every learner
+has one set of constants for all environments. Figures share runs. `Curve.absent` lists the points
+that a figure leaves out, with the reasons.
 """
 
 from __future__ import annotations

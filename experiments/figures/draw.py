@@ -18,7 +18,7 @@ import numpy as np
 
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.figures.catalogue import Curve, Figure, Line
-from riffle.experiments.regret import Band, Constant, SeedResult, seeds_note, stack, student_band
+from riffle.experiments.regret import METHOD, Band, Constant, SeedResult, stack, student_band
 from riffle.experiments.sweep import Rows, Run
 
 if TYPE_CHECKING:
@@ -173,12 +173,19 @@ def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
                 _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
             _draw_ceiling(axes, figure, curves)
             _label(axes, figure, panel)
-        canvas.suptitle(f"{figure.title}\n{seeds_note(seeds)}", fontsize=9)
+        note = f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
+        canvas.suptitle(f"{figure.title}\n{note}", fontsize=9)
         every[0].set_ylabel("cumulative regret")
         if figure.kind == "switches":
             _name_points(every[0])
         else:
-            _legend(every[-1], curves)
+            every[-1].legend(
+                loc="upper left",
+                bbox_to_anchor=(1.01, 1),
+                fontsize=8,
+                frameon=False,
+                borderaxespad=0,
+            )
         canvas.supxlabel(caption(figure, series), x=0.01, ha="left", fontsize=6.5, color="0.3")
     return canvas
 
@@ -291,22 +298,6 @@ def _label(axes: Axes, figure: Figure, panel: str) -> None:
         axes.set_xticks([], minor=True)
     axes.set_xlabel(X_LABELS[figure.kind])
     axes.set_title(panel, fontsize=9)
-
-
-def _legend(axes: Axes, series: Sequence[Series]) -> None:
-    """Puts the legend beside the axes, in the order of the curves."""
-    shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [label for curve in series if (label := legend_label(curve)) in shown]
-    labels = [*order, *(label for label in shown if label not in order)]
-    axes.legend(
-        [shown[label] for label in labels],
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1),
-        fontsize=8,
-        frameon=False,
-        borderaxespad=0,
-    )
 
 
 def _save_png(canvas: Canvas, file: Path) -> None:
