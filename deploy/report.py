@@ -46,11 +46,8 @@ SPENT = ("counted", "rejected")
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
     """Returns the rows of a table, in order."""
-    if table == "ledger":
-        rows = operator.ledger(run_id)["entries"]
-    else:
-        rows = operator.stages(run_id) if table == "stages" else operator.deployments(run_id)
-    return [flatten(row) for row in rows]
+    answer = getattr(operator, table)(run_id)
+    return [flatten(row) for row in (answer["entries"] if table == "ledger" else answer)]
 
 
 def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[str] = ()) -> None:

@@ -11,12 +11,9 @@ its variant of Algorithm 4 for full-information losses, and plain noise for band
 5.6). There are two calibrations.
 
 `paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
-its levels. This noise does not give the stated epsilon. Replacing one user changes each visit
-family, N(x,a) and N(x,a,x'), by 2H in L1 (one entry down and one up in every layer). The
-replacement also changes bandit losses by up to 2H. Under full information all XA losses may change
-(XA counts the pairs), because the new user may bring any l_k in [0, 1]. The true epsilon is Delta_1
-/ (3H) times the stated epsilon, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under full
-information.
+its levels. This noise does not give the stated epsilon (docs/corrections.md). The true epsilon is
+Delta_1 / (3H) times as large, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under full
+information (XA counts the pairs).
 
 `correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Counts and losses each
 get the least noise for their sensitivity (Laplace or analytic Gaussian). Together they compose to

@@ -61,6 +61,7 @@ ACCOUNTED = (
     "balanced",
 )
 SHORT = 12
+WAITING = "waiting for the batch to fill and be counted"
 UNLOGGED = {"run", "at", "policy", "timings", "constants", "spec"}
 """Fields of events that the text output of ``riffle log`` leaves out."""
 
@@ -178,7 +179,10 @@ def deploy_command(
         body |= {"episodes": episodes, "layer": layer}
         deployment = operator.deploy(answer["id"], body)
         if wait:
-            deployment = _wait(operator, answer["id"], deployment["index"])
+            line(WAITING)
+            with bar("") as shown:
+                shown.add_task(WAITING, total=None)
+                deployment = operator.wait(answer["id"], deployment["index"])
     emit(deployment, output, lambda: table(("quantity", "value"), _rows(deployment)))
     if not wait:
         last = answer["episodes"] + episodes >= spec["episodes"]
@@ -264,11 +268,3 @@ def _read_policies(text: str) -> Answer:
     if not fields:
         raise LocalError("invalid-spec", "--policy has neither policy nor policies")
     return {name: document[name] for name in fields}
-
-
-def _wait(operator: Operator, run_id: str, index: int) -> Answer:
-    what = "waiting for the batch to fill and be counted"
-    line(what)
-    with bar("") as shown:
-        shown.add_task(what, total=None)
-        return operator.wait(run_id, index)

@@ -1,24 +1,9 @@
 """The summary of a load test, with the rule that names its bottleneck. No I/O.
 
-A report's time by stage shows where the queue is; saturated processes show why. A process is
-saturated if its threads ran, or waited for a processor, for at least the share `SATURATED` of the
-time. Waiting counts, because a process that shares its processor gets less of it but needs as much.
-The first case that applies is the verdict:
-
-1. At least `CARRIED` of the due reports were accepted within `PROMPT_SECONDS` of being due: no
-   bottleneck.
-2. The generator's event loops are saturated, or most time is lost in late starts or episodes: the
-   generator. Its measurements of the server then mean nothing.
-3. Most time is lost in sealing: the generator, too, because real nodes bring processors of their
-   own.
-4. Most time is lost waiting for a batch, and the shuffler is not saturated: the coordinator, which
-   opens messages too slowly. The reason says whether its opening processes are saturated.
-5. Most time is lost in requests: the shuffler, if it is saturated or answered 429; the network, if
-   the shuffler worked on requests for less than the share `ANSWERING` of the time that nodes waited
-   for answers; otherwise the shuffler's database, for which the shuffler waits.
-
-If generator and services share the same processors and these are busy, the verdict of cases 2 to 5
-is the machine: more load needs a larger machine. The stage still shows where the queue was.
+docs/load.md states the rule. A report's time by stage shows where the queue is; saturated processes
+show why. A process is saturated if its threads ran, or waited for a processor, for at least the
+share `SATURATED` of the time. Waiting counts, because a process that shares its processor gets less
+of it but needs as much.
 
 `summarize` turns samples into summary.json. A search for the capacity is a sequence of such
 summaries: `next_rate` chooses the next load, and `capacity` the summary to show.
@@ -88,7 +73,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Returns the verdict by the module's rule."""
+    """Returns the verdict by the rule of docs/load.md."""
     share = evidence.prompt / evidence.due if evidence.due else 1.0
     if share >= CARRIED:
         why = f"{share:.1%} of the due reports were accepted within {PROMPT_SECONDS:g} s"

@@ -1,17 +1,10 @@
 """The secrets of a network, in one folder per role, so that no role holds another's secrets.
 
-``init_network`` writes missing secrets and never overwrites one:
-
-- ``shuffler/``: its signing key, the coordinator's public key, hashes of the tokens it accepts.
-- ``coordinator/``: its signing key, the analyzer's private key, its token at the shuffler, the hash
-  of the operator's token.
-- ``nodes/``: public keys to pin and, after `enrol`, the nodes' credentials and the key that hides
-  user ids from the shuffler. An owner who is not the shuffler's operator makes a key of their own.
-  Only the shuffler's operator enrols nodes: the coordinator's folder never holds credentials.
-- ``operator/``: the operator's two tokens and two tokens that read metrics, all in clear. Keep this
-  folder. ``coordinator_url`` and ``shuffler_url`` hold the services' addresses.
-- ``shuffler-storage/``, ``coordinator-storage/``: the keys that encrypt a role's private keys. Keep
-  them on another medium than the role's own folder.
+``init_network`` writes missing secrets and never overwrites one. docs/howto.md says what is in each
+folder. ``nodes/`` has public keys to pin and, after `enrol`, the nodes' credentials and the key
+that hides user ids from the shuffler. An owner who is not the shuffler's operator makes a key of
+their own. Only the shuffler's operator enrols nodes: the coordinator's folder never holds
+credentials.
 
 Each server also gets a TLS certificate from the network's own CA (`certificates`); all other
 folders hold the CA's certificate as ``ca.pem``. TLS may be off on loopback.

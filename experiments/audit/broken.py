@@ -107,17 +107,14 @@ def attack_numbers(setting: Setting, trials: int, error: float) -> list[Attack]:
     for name, factor in REGIMES.items():
         n = math.ceil(factor * tau)
         batch = LiteralBatch(n, paper_noise(n, tau), setting.layout.cells)
-        generator = _generator(setting.seed, name)
+        generator = np.random.default_rng()  # simulates; no real user's noise comes from it
+        if setting.seed is not None:
+            generator = generator_for(setting.seed, "audit", name)
         tuning = _sum_scores(batch, max(1, trials // TUNING_SHARE), generator)
         fresh = _sum_scores(batch, trials, generator)
         label = f"paper-numbers, {name} (n = {n}, tau = {tau})"
         outcomes.append(judge(label, setting, tuning, fresh, error / len(REGIMES)))
     return outcomes
-
-
-def _generator(seed: int | None, name: str) -> np.random.Generator:
-    """Returns a generator for simulation only; no real user's noise comes from it."""
-    return np.random.default_rng() if seed is None else generator_for(seed, "audit", name)
 
 
 def _sum_scores(

@@ -249,16 +249,11 @@ def _of_004(K: int, large_K: int) -> Iterable[Figure]:
 
 
 def _each_adversary(learner: str, K: int) -> tuple[Curve, ...]:
+    lines = _correct(learner)
     return tuple(
-        curve
-        for adversary in ADVERSARIES
-        for line in _correct(learner)
-        for curve in _single(
-            (replace(line, label=f"{line.label}; {adversary}", panel=adversary),),
-            LAYERED[adversary],
-            K,
-            1.0,
-        )
+        replace(curve, line=replace(line, label=f"{line.label}; {panel}", panel=panel))
+        for panel in ADVERSARIES
+        for line, curve in zip(lines, _single(lines, LAYERED[panel], K, 1.0), strict=True)
     )
 
 

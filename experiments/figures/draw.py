@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-PER_SEED = frozenset({"seed"})
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -114,7 +112,7 @@ def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
 
 def merge_constants(constants: Sequence[dict[str, Constant]]) -> dict[str, str]:
     """Returns a curve's constants by name. Values that differ are listed in the points' order."""
-    names = dict.fromkeys(name for point in constants for name in point if name not in PER_SEED)
+    names = dict.fromkeys(name for point in constants for name in point if name != "seed")
     texts = {name: [_text(point.get(name, "-")) for point in constants] for name in names}
     return {
         name: values[0] if len(set(values)) == 1 else " / ".join(values)
