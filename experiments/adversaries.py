@@ -5,11 +5,8 @@ environment is the same for every seed, and is unrolled in time: the same state 
 two states.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
 
@@ -25,7 +22,6 @@ Adversary = Literal["stochastic", "switching", "drifting", "rewards"]
 Privacy = Literal["none", "central", "local"]
 Calibration = Literal["paper", "correct"]
 Estimator = Literal["paper", "correct"]
-_hints = cache(get_type_hints)
 ALGORITHMS: tuple[Algorithm, ...] = ("uc-o-reps", "uob-lbps")
 UNIFORM: Algorithm = "uniform"
 LAYERED = "LayeredMDP-v0"
@@ -63,9 +59,9 @@ class Case:
     own: Any = None
 
     def __post_init__(self) -> None:
-        for name, kind in _hints(Case).items():
-            value, known = getattr(self, name), get_args(kind)
-            if get_origin(kind) is Literal and value not in known:
+        for field in fields(self):
+            value, known = getattr(self, field.name), get_args(field.type)
+            if get_origin(field.type) is Literal and value not in known:
                 text = f"{value!r} is unknown here; known: {', '.join(known)}"
                 raise LocalError("invalid-spec", text)
         if self.K < 2 or self.epsilon <= 0 or not 0 < self.beta < 1:

@@ -8,8 +8,6 @@ Draws have the key (seed, "episodes") for the environment and (seed, "noise") fo
 All noise here is seeded and only simulates the mechanisms, so it protects nobody.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

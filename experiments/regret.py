@@ -9,8 +9,6 @@ of policies.
 Bands are two-sided 95 % Student t intervals of means over seeds, at each point.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -11,8 +11,6 @@ padding. The accountant includes the probability of an overflow in beta.
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

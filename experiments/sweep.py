@@ -10,8 +10,6 @@ joblib runs the jobs, because its processes need no main guard and accept classe
 defines.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

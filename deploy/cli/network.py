@@ -183,12 +183,11 @@ def _logged_errors(journal: Journal) -> Iterator[None]:
     except RiffleError as error:
         journal.fatal(error)
         raise typer.Exit(exit_code(error)) from error
-    except OSError as error:
-        detail = f"{error.strerror or type(error).__name__} {error.filename or ''}".strip()
-        journal.fatal(LocalError("unavailable", detail))
-        raise typer.Exit(Exit.UNAVAILABLE) from error
     except Exception as error:
-        if isinstance(error, MemoryError) or "start new thread" in str(error):
+        if isinstance(error, OSError):
+            detail = f"{error.strerror or type(error).__name__} {error.filename or ''}".strip()
+            journal.fatal(LocalError("unavailable", detail))
+        elif isinstance(error, MemoryError) or "start new thread" in str(error):
             journal.fatal(LocalError("unavailable", "no memory, or no thread, is left; allow more"))
         else:
             journal.exception("ended", error)

@@ -3,10 +3,8 @@
 A message is sealed once and opened once. Let s and o be the seconds of the primitive's seal and
 open, called directly on plaintexts of the same size by one process per core. The primitive's own
 rate is 1 / (s + o). Nothing built on the primitive can exceed it. Riffle's rate is n L messages
-over the wall time of one deployment on live services, from the request to its counts: policy draws,
-episodes, noise, both seals, HTTP, durable store, shuffle, opening, ledger. Both rates are measured
-in one run. The primitive is measured before and after the deployment, which shows if the machine's
-speed changes.
+over the wall time of one deployment on live services, from the request to its counts. The primitive
+is measured before and after the deployment, which shows if the machine's speed changes.
 
 The servers' work outside cryptography is the processor time of shuffler and coordinator without
 their pools, minus the time that the shuffler itself measures for opening outer seals. The run is

@@ -1,9 +1,8 @@
 """The processes that generate load, from the schedule of reports to samples of the load.
 
-Arrivals are an open loop: their times are fixed before the first request. If a generator waited for
-each answer before the next request, a stalled server would keep it from sending exactly the
-requests that would show the stall (coordinated omission). Here every report is due at a fixed time,
-and its latency counts from then.
+Arrivals are an open loop: their times are fixed before the first request, and latency counts from
+them. A generator that waited for each answer would not send exactly the requests that show a stall
+(coordinated omission).
 
 Each process runs an event loop with its share of the nodes, and one sealing process. A process says
 when it is ready, begins on command, and sends its tally twice a second and once more at the end. It

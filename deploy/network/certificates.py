@@ -5,6 +5,7 @@ anew.
 """
 
 import datetime
+import inspect
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,16 +18,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID_DAYS = 825
 LOOPBACK = "127.0.0.1"
-_OTHER_USAGES = (
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "encipher_only",
-    "decipher_only",
-)
-_CA_USAGE = dict.fromkeys(("digital_signature", "key_cert_sign", "crl_sign"), True)
-_CA_USAGE |= dict.fromkeys(_OTHER_USAGES, False)
+_CA_USAGE = {
+    name: name in {"digital_signature", "key_cert_sign", "crl_sign"}
+    for name in inspect.signature(x509.KeyUsage).parameters
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ has one set of constants for all environments. Figures share runs. `Curve.absent
 that a figure leaves out, with the reasons.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal

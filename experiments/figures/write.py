@@ -5,8 +5,6 @@ table, with every constant) and NAME.json (the manifest). The manifest is writte
 with a manifest is finished. Such a figure is not overwritten.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import time
