@@ -256,13 +256,12 @@ def _call_every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
             call()
 
     clock = threading.Thread(target=run, daemon=True)
+    clock.start()
     try:
-        clock.start()
         yield
     finally:
         over.set()
-        if clock.is_alive():
-            clock.join()
+        clock.join()
 
 
 def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:

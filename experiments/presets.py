@@ -111,8 +111,7 @@ def customize(
     constants, nothing counts as declared. ``parameters`` are the environment's. ``options`` replace
     constants of the learner; the options ``homogeneous`` and ``support`` change the declaration.
     ``changes`` are fields of the spec, and None leaves a field as it is. A learner or environment
-    may be in a file, as ``path/file.py:name``, or a Python object. `AUTO` stands for the learner
-    that suits the environment's sizes.
+    may be in a file, as ``path/file.py:name``, or a Python object.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.

@@ -8,7 +8,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -75,13 +75,6 @@ def _environment_names() -> list[str]:
     from riffle.node_client.environments.registry import environment_names  # noqa: PLC0415
 
     return environment_names()
-
-
-SPEC_FIELDS = (
-    *("episodes", "epsilon", "beta", "dishonest_fraction"),
-    *("trust", "aggregation", "families", "batch_seconds", "episode_seconds", "reissues"),
-)
-"""The fields of a run's spec that options of the same names change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +145,19 @@ class RunOptions:
         If Riffle chooses the learner, prints the choice and the reason. Raises the errors of
         `experiments.presets.customize`, and ValueError if a text is not NAME=VALUE.
         """
-        from riffle.experiments.presets import customize, preset  # noqa: PLC0415  (imports NumPy)
+        from riffle.coordinator.specs import RunSpec  # noqa: PLC0415  (these import NumPy)
+        from riffle.experiments.presets import customize, preset  # noqa: PLC0415
 
         horizon = {} if self.horizon is None else {"horizon": self.horizon}
-        own = {name: getattr(self, name) for name in SPEC_FIELDS}
+        names = {field.name for field in fields(self)} & RunSpec.model_fields.keys()
+        own = {name: getattr(self, name) for name in names - {"learner", "horizon"}}
         chosen = customize(
             preset(self.preset),
             self.learner,
             self.env,
             parameters=read_pairs(self.param) | horizon,
             options=read_pairs(self.option),
-            changes=own | {"constants": self.constants} | changes,
+            changes=own | changes,
         )
         if chosen.because:
             typer.echo(f"learner {chosen.spec.learner}: {chosen.because}", err=True)

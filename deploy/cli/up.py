@@ -137,9 +137,7 @@ def compare_command(
         stop_unfinished(operator)
         models = compare(operator, chosen, out)
         (out / COMPARISON).write_text(json.dumps(models, indent=2) + "\n")
-    columns = ("quantity", *(model["trust"] for model in models))
-    rows = [(name, *(model[name] for model in models)) for name in models[0] if name != "trust"]
-    emit({"models": models}, output, lambda: table(columns, rows, f"written to {out}"))
+    emit({"models": models}, output, lambda: _print_comparison(models, out))
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
@@ -199,3 +197,8 @@ def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[st
 def _print_summary(summary: dict[str, Any], output: Output, out: Path) -> None:
     rows = [(key, value) for key, value in summary.items() if key not in {"policy", "timings"}]
     emit(summary, output, lambda: table(("quantity", "value"), rows, f"written to {out}"))
+
+
+def _print_comparison(models: list[dict[str, Any]], out: Path) -> None:
+    rows = [(quantity, *(model[quantity] for model in models)) for quantity in models[0]]
+    table(("quantity", *(model["trust"] for model in models)), rows[1:], f"written to {out}")

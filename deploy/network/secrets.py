@@ -279,10 +279,9 @@ def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
-    """Returns the enrolled node with this name, or with an id that begins with this text.
+    """Returns the node with this name or beginning of an id; revoked nodes do not count.
 
-    Revoked nodes do not count. Raises LocalError ``not-found`` if there is no such node, or
-    several, and the errors of `enrol_node`.
+    Raises LocalError ``not-found`` if there is none, or several, and the errors of `enrol_node`.
     """
     nodes = {node.node_id: node for node in list_nodes(client) if node.revoked_at is None}
     names = {node_id: node.name for node_id, node in nodes.items()}

@@ -128,17 +128,16 @@ def choose(
 
     A choice by rates, not bounds, would favour rare events that look good by chance.
     """
-    best, chosen = -math.inf, None
+    best: dict[Event, float] = {}
     for name, scores in tuning.items():
         for from_first in (True, False):
             thresholds, likelier, other = _hits_by_threshold(scores, from_first=from_first)
             values = value(*rates(likelier, other, len(scores.first), error))
             i = int(np.argmax(values))
-            if chosen is None or values[i] > best:
-                best, chosen = float(values[i]), Event(name, from_first, float(thresholds[i]))
-    if chosen is None:
+            best[Event(name, from_first, float(thresholds[i]))] = float(values[i])
+    if not best:
         raise ValueError("an audit needs at least one distinguisher")
-    return chosen
+    return max(best, key=lambda event: best[event])
 
 
 def rates(

@@ -17,7 +17,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
@@ -56,18 +56,13 @@ def views_of_the_analyzer(world: World, trials: int, *, first: bool, start: int 
     """Runs batches as `views` does, but opens them as a coordinator does, by `Analyzer.open`."""
     keys = {world.analyzer.public.hex(): world.analyzer.private}
     analyzer = Analyzer(keys.get, 1, pool=ThreadPoolExecutor)
-    C = world.batch.layout.counters
-    try:
-        with asyncio.Runner() as runner:
+    with closing(analyzer), asyncio.Runner() as runner:
 
-            def count(released: bytes) -> Ints:
-                messages = Messages(released, "")
-                opening = runner.run(analyzer.open(world.context, messages))
-                return np.asarray(opening.histogram[:C])
+        def count(released: bytes) -> Ints:
+            opening = runner.run(analyzer.open(world.context, Messages(released, "")))
+            return np.asarray(opening.histogram[: world.batch.layout.counters])
 
-            return views(world, trials, first=first, start=start, count=count)
-    finally:
-        analyzer.close()
+        return views(world, trials, first=first, start=start, count=count)
 
 
 def views(

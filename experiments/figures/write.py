@@ -20,7 +20,7 @@ from riffle.common.protocol.errors import LocalError
 from riffle.experiments.figures.catalogue import Figure, figures
 from riffle.experiments.figures.draw import X_LABELS, Point, Series, draw, gather
 from riffle.experiments.presets import label_of
-from riffle.experiments.regret import METHOD
+from riffle.experiments.regret import METHOD, Band
 from riffle.experiments.sweep import Backend, Job, Row, Rows, Run, code_digest, sweep
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
@@ -31,7 +31,13 @@ def write(
 ) -> dict[str, Any]:
     """Writes all files of a figure and returns its manifest. `about` says how it was computed."""
     stem = folder / figure.name
-    stem.with_suffix(".csv").write_text(csv_text([*_band_rows(series)], ["curve"]))
+    bands = [
+        {"curve": curve.line.label, "x": float(x)}
+        | {field.name: float(getattr(curve.band, field.name)[i]) for field in fields(Band)}
+        for curve in series
+        for i, x in enumerate(curve.x)
+    ]
+    stem.with_suffix(".csv").write_text(csv_text(bands, ["curve"]))
     (folder / f"{figure.name}-seeds.csv").write_text(csv_text([*seed_rows(series)], ["curve"]))
     draw(figure, series, seeds, stem)
     stem.with_suffix(".md").write_text(table(figure, series, seeds))
@@ -131,17 +137,6 @@ def _run(point: Point) -> dict[str, Any]:
     fields |= {name: label_of(fields[name]) for name in ("learner", "environment")}
     fields |= {"x": point.x, "key": point.run.key, "seeds": len(point.rows)}
     return fields | ({"seconds": point.seconds} if point.rows else {})
-
-
-def _band_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
-    for curve in series:
-        band = curve.band
-        for i, x in enumerate(curve.x):
-            yield {
-                "curve": curve.line.label,
-                "x": float(x),
-                **{field.name: float(getattr(band, field.name)[i]) for field in fields(band)},
-            }
 
 
 def seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
