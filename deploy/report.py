@@ -10,7 +10,7 @@ so only the owner of a simulated environment can compute it; the coordinator nev
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
@@ -71,7 +71,7 @@ def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """The coordinator's documents about a run that is over."""
+    """The coordinator's documents about a run that is over, named as the operator's methods."""
 
     run: Answer
     result: Answer
@@ -82,13 +82,7 @@ class FinishedRun:
     @classmethod
     def fetch(cls, operator: Operator, run_id: str) -> "FinishedRun":
         """Asks the coordinator for all documents."""
-        return cls(
-            run=operator.run(run_id),
-            result=operator.result(run_id),
-            deployments=operator.deployments(run_id),
-            stages=operator.stages(run_id),
-            ledger=operator.ledger(run_id),
-        )
+        return cls(*(getattr(operator, field.name)(run_id) for field in fields(cls)))
 
     def regret(self, mdp: TabularMDP) -> Regret:
         """Returns the exact pseudo-regret of the deployments, over all executed episodes."""

@@ -163,7 +163,8 @@ class LiveScreen:
     def phase(self, text: str, total: float | None) -> None:
         """Begins a progress bar, with ``total`` steps if the number is known."""
         line(text)
-        self._bar.reset(self._task, total=total, description=text)
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(text, total=total)
 
     def advance(self) -> None:
         """Advances the progress bar by a step."""

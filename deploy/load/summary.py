@@ -211,7 +211,15 @@ def summarize(
         "accepted_a_second": end.tally.accepted / seconds,
         "messages_a_second": end.tally.messages / seconds,
         "reports": samples[-1].tally.summary(),
-        "processes": {name: _processors(use) for name, use in used.items()},
+        "processes": {
+            name: {
+                "used": use.own / use.at,
+                "used_or_waited_for": use.demand,
+                "workers_used": use.pool / use.at,
+                "workers_used_or_waited_for": use.pool_demand,
+            }
+            for name, use in used.items()
+        },
         "memory": {name: _memory(samples, name) for name in used},
         "evidence": asdict(evidence),
         "batches": batches,
@@ -233,7 +241,11 @@ def _evidence(
     own = [use for name, use in used.items() if name.startswith(GENERATOR)]
     coordinator, shuffler = used.get("coordinator"), used.get("shuffler")
     same = len(own) < len(used) and parameters["generator_cores"] == parameters["service_cores"]
-    busy, cores = _busy(samples, parameters)
+    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
+    first, last = samples[0].cores, samples[-1].cores
+    working = sum(last[core][0] - first[core][0] for core in cores if core in last)
+    whole = sum(last[core][1] - first[core][1] for core in cores if core in last)
+    busy = working / whole if whole > 0 else 0.0
     known = sum(use.total / use.at for use in used.values() if use.at > 0)
     return Evidence(
         due=tally.started,
@@ -248,27 +260,9 @@ def _evidence(
         refused=sum(n for answer, n in tally.answers.items() if answer.endswith(" 429")),
         same_cores=same,
         busy=busy,
-        others=max(0.0, busy * cores - known) if coordinator and shuffler else 0.0,
+        others=max(0.0, busy * len(cores) - known) if coordinator and shuffler else 0.0,
         answering=None if math.isnan(answered) or waited <= 0 else answered / waited,
     )
-
-
-def _busy(samples: Sequence[Sample], parameters: Summary) -> tuple[float, int]:
-    """Returns the share of time in which the processors in use were busy, and their number."""
-    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
-    first, last = samples[0].cores, samples[-1].cores
-    busy = sum(last[core][0] - first[core][0] for core in cores if core in last)
-    whole = sum(last[core][1] - first[core][1] for core in cores if core in last)
-    return busy / whole if whole > 0 else 0.0, len(cores)
-
-
-def _processors(use: Usage) -> dict[str, float]:
-    return {
-        "used": use.own / use.at,
-        "used_or_waited_for": use.demand,
-        "workers_used": use.pool / use.at,
-        "workers_used_or_waited_for": use.pool_demand,
-    }
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:

@@ -132,7 +132,11 @@ class World:
 
     def cells(self) -> tuple[Ints, Ints]:
         """Returns the counters (cells,) that e increments, and those that e' increments."""
-        return _cells(self.setting, 0), _cells(self.setting, self.setting.sizes.X - 1)
+        H, last = self.setting.sizes.H, self.setting.sizes.X - 1
+        rest, ones = np.zeros(H, dtype=np.int64), np.ones(H, dtype=np.int64)
+        episodes = (Episode(np.full(H + 1, state), rest, ones) for state in (0, last))
+        up, down = map(self.setting.layout.encode, episodes)
+        return up, down
 
 
 def build(setting: Setting, noise: Noise | None = None) -> World:
@@ -163,12 +167,6 @@ def calibrated_noise(setting: Setting) -> Noise:
     """Returns the noise that the product would choose: the fewest bits that are 1."""
     required = Guarantee(setting.epsilon, setting.beta)
     return calibrate(setting.layout, setting.n, required).noise
-
-
-def _cells(setting: Setting, state: int) -> Ints:
-    H = setting.sizes.H
-    rest, ones = np.zeros(H, dtype=np.int64), np.ones(H, dtype=np.int64)
-    return setting.layout.encode(Episode(np.full(H + 1, state), rest, ones))
 
 
 def _descriptor(setting: Setting, noise: Noise, analyzer: KeyPair) -> BatchDescriptor:
