@@ -53,10 +53,8 @@ BLANKS = "blanks in its JSON"
 digest."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
-CHANGES: dict[str, Json] = {
-    SEVERAL: {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128},
-    OVER: {"episode_seconds": 3},
-}
+SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
+CHANGES: dict[str, Json] = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}}
 
 _h, _x, _a = np.indices((H, X, A))
 NEXT, REWARDS = (2 * _x + _a + 1 + _h) % X, (_h + 2 * _x + 3 * _a + 2) % 5 / 4

@@ -48,8 +48,7 @@ CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
 }
 ADVERSARIAL = frozenset({*ALGORITHMS, UNIFORM})
 NOT_PRIVATE = frozenset({"ucbvi", "pe", UNIFORM})
-CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")
-"""The options of paper 004's learners."""
+CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")  # of paper 004's learners
 
 
 def run_seed(chosen: Preset, seed: int) -> SeedResult:

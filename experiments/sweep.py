@@ -181,7 +181,7 @@ class Rows:
     """The rows of one results folder. Without a file, they are only in memory."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._file = file
+        self.file = file
         self._rows = {row.identity: row for row in ([] if file is None else _read(file))}
 
     def get(self, identity: tuple[str, int]) -> Row | None:
@@ -191,27 +191,17 @@ class Rows:
     def append(self, row: Row) -> None:
         """Stores a result. If there is a file, the result is in the file when this returns."""
         self._rows[row.identity] = row
-        if self._file is not None:
-            with self._file.open("a") as stream:
+        if self.file is not None:
+            with self.file.open("a") as stream:
                 stream.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
-
-    def check_code(self, jobs: set[tuple[str, int]]) -> None:
-        """Raises LocalError ``wrong-state`` if other code made some of these jobs' rows."""
-        stale = [i for i in jobs if i in self._rows and self._rows[i].code != code_digest()]
-        if stale:
-            raise LocalError(
-                "wrong-state",
-                f"{self._file} has {len(stale)} results made by other code than this; choose "
-                "another --out, or compute them again with --force",
-            )
 
     def forget(self, identities: set[tuple[str, int]]) -> None:
         """Removes rows, so that their jobs run again."""
         self._rows = {i: row for i, row in self._rows.items() if i not in identities}
-        if self._file is not None:
-            aside = self._file.with_suffix(".new")
+        if self.file is not None:
+            aside = self.file.with_suffix(".new")
             aside.write_text("".join(json.dumps(asdict(r)) + "\n" for r in self._rows.values()))
-            aside.replace(self._file)
+            aside.replace(self.file)
 
 
 def _read(file: Path) -> list[Row]:
@@ -277,7 +267,12 @@ def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[R
     # This process makes the keys: a worker cannot read the source of a notebook's class.
     keys = {id(run): run.key for run, _ in jobs}
     unique = {(keys[id(run)], seed): (run, seed) for run, seed in jobs}
-    rows.check_code(set(unique))
+    if stale := [i for i in unique if (row := rows.get(i)) and row.code != code_digest()]:
+        raise LocalError(
+            "wrong-state",
+            f"{rows.file} has {len(stale)} results made by other code than this; choose "
+            "another --out, or compute them again with --force",
+        )
     missing = [(key, job) for (key, seed), job in unique.items() if rows.get((key, seed)) is None]
     missing.sort(key=lambda keyed: -keyed[1][0].K)
     for row in run_jobs(lambda keyed: execute(*keyed), missing, backend, ordered=False):

@@ -3,8 +3,7 @@ each as a process. ``health`` and ``doctor``: checks.
 
 A settings file, variables such as ``RIFFLE_SHUFFLER_PORT``, or both configure a role. A role writes
 JSON lines to stderr (`common.process.journal`). Every command imports only the modules that it
-needs, because a role must not import another role, and containers run ``riffle health`` every few
-seconds.
+needs, because a role must not import another role.
 """
 # ruff: noqa: PLC0415
 

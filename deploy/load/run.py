@@ -59,8 +59,7 @@ def cores(text: str | None) -> frozenset[int]:
 class LoadConfig:
     """Parameters of a load test, which are options of ``riffle load``.
 
-    Raises ValueError if there are more processes than nodes, too many reports, or if this process
-    may not use the named processors.
+    Raises ValueError for more processes than nodes, too many reports, or forbidden processors.
     """
 
     folder: Annotated[Path, typer.Option("--out", help="folder for the results")]

@@ -3,9 +3,7 @@
 A folder of results or of a network belongs to one command at a time (`lock_folder`). `read_usage`
 reads processor time, waiting time for a processor, and memory from /proc (Linux only). A service is
 its process and the pools that it started. The main thread, which runs the event loop, is counted
-apart from the other threads (store, checks, planning) and from the pools (cryptography). So a
-service's time can be split without its help. A thread that always runs or waits for a processor is
-saturated, however many others share that processor. `Usage.demand` adds running and waiting.
+apart from the other threads (store, checks, planning) and from the pools (cryptography).
 """
 
 import fcntl

@@ -1,10 +1,7 @@
 """Runs trials: the product's code from a user's slot to the analyzer's count.
 
-The parts are called as deployed: episode and encoding (`node_client.episode.slot_report`), seals
-and frames (`node_client.sealing`, `common.protocol.wire`), the shuffle
-(`shuffler.permutation.permute_messages`), and the count (`open_histogram`, or the whole
-`coordinator.batches.analyzer.Analyzer`). Noise and permutation come from the system's CSPRNG unless
-the setting is seeded.
+The parts are called as deployed: episode and encoding, seals and frames, the shuffle and the count.
+Noise and permutation come from the system's CSPRNG unless the setting is seeded.
 
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not

@@ -146,21 +146,17 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
     fault that the audit must find. Raises RemoteError ``weak-guarantee`` if the check refuses it.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
-    added = noise or fitting_noise(setting)
+    added = noise
+    if added is None:  # p = 1/8, and the fewest bits a user with which (epsilon, beta)-DP holds
+        target, beta = setting.epsilon * (1.0 - MARGIN), setting.beta * (1.0 - OVERFLOW_SHARE)
+        bits = needed_bits(2.0**-P_LOG2, setting.layout.cells, target, beta)
+        added = Noise(-(-bits // setting.n), 1, P_LOG2)
     descriptor = _descriptor(setting, added, analyzer)
     if noise is None:
         check_guarantee(descriptor, Guarantee(setting.epsilon, setting.beta))
     context = parse(serialize(descriptor))
     keys = SealKeys.of(context, outer.public)
     return World(setting, context, descriptor, added, analyzer, outer, keys)
-
-
-def fitting_noise(setting: Setting) -> Noise:
-    """Returns noise with p = 1/8 and the fewest bits a user with which (epsilon, beta)-DP holds."""
-    p, target = 2.0**-P_LOG2, setting.epsilon * (1.0 - MARGIN)
-    composition = setting.beta * (1.0 - OVERFLOW_SHARE)
-    bits = needed_bits(p, setting.layout.cells, target, composition)
-    return Noise(-(-bits // setting.n), 1, P_LOG2)
 
 
 def calibrated_noise(setting: Setting) -> Noise:
