@@ -24,8 +24,7 @@ from riffle.common.protocol.errors import RiffleError
 from riffle.coordinator.learning.sdp_pe.constants import PAPER, PRACTICAL
 from riffle.coordinator.specs import Option, RunSpec, declaring
 from riffle.experiments.presets import Preset
-from riffle.experiments.regret import band, share
-from riffle.experiments.regret import SeedResult
+from riffle.experiments.regret import SeedResult, band, share
 from riffle.experiments.study import run_seed
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 

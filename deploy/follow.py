@@ -104,9 +104,10 @@ def follow(
 ) -> None:
     """Follows a run to its end, shows its progress and writes the run's tables to CSV files.
 
-    A table ends before the first batch that is neither counted nor abandoned. A run ``by_hand``
-    waits for a person, so there is no remaining time to show. Calls ``watch`` with every event. If
-    the run cannot go on, prints the reason.
+    A table ends before the first batch that is neither counted nor abandoned. On a terminal, the
+    progress is a bar. Elsewhere, it is one line for each batch that is over and for each finished
+    stage. A run ``by_hand`` waits for a person, so there is no remaining time to show. Calls
+    ``watch`` with every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 

@@ -55,7 +55,7 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
     """Runs one seed on the simulator that the learner needs.
 
     Raises LocalError ``invalid-spec`` if the environment has no known MDP or an option is not
-    valid, and RemoteError ``invalid-spec`` or ``batch-too-small`` as the coordinator does.
+    valid, and RemoteError ``invalid-spec`` or ``batch-too-small`` where the coordinator raises it.
     """
     started, spec = time.perf_counter(), chosen.spec
     if spec.learner in ADVERSARIAL:
