@@ -237,9 +237,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """A row for each policy, with three parts: sets of counters (an episode raises one counter
-        of each set), the counters of reward bits that are 1, by step, and the means of the reward
-        bits."""
+        """A row for each policy: sets of counters (an episode raises one counter of each set), the
+        counters of reward bits that are 1, by step, and the means of the reward bits."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -335,22 +334,21 @@ class BatchLaw:
         """Yields tests of the noise in reports (n, C + 1), on counters that no episode raises."""
         (bits, p), n, noise = noise_bits(self.descriptor), len(counts), counts[:, self._never]
         N, size, totals = n * bits, self._never.size, noise.sum(axis=0)
+        test = partial(Test, self._section)
         groups = {"all counters without data": np.ones(size, dtype=np.bool_)}
         for axis, values in zip(AXES, self._coordinates[self._never].T, strict=True):
             for value in np.unique(values[values >= 0]):
                 groups[f"counters with {axis} = {value}"] = values == value
         for name, group in groups.items():
             law = binomial(N * int(group.sum()), p)
-            yield Test(self._section, f"noise of {name}", int(totals[group].sum()), law)
+            yield test(f"noise of {name}", int(totals[group].sum()), law)
         law = binomial(size, (1 - p) ** N)
-        yield Test(
-            self._section, "counters that no report gave noise", int((totals == 0).sum()), law
-        )
+        yield test("counters that no report gave noise", int((totals == 0).sum()), law)
         law = np.diff(np.cumsum(binomial(N, p)) ** size, prepend=0)
-        yield Test(self._section, "most noise of one counter", int(totals.max()), law)
+        yield test("most noise of one counter", int(totals.max()), law)
         above = np.cumsum(binomial(bits * size, p)[::-1])[::-1] ** n
         least = int(noise.sum(axis=1).min())
-        yield Test(self._section, "least noise of one report", least, -np.diff(above, append=0))
+        yield test("least noise of one report", least, -np.diff(above, append=0))
 
     def _episode_tests(self, counts: Ints) -> Iterator[Test]:
         (bits, p), n, matches = noise_bits(self.descriptor), len(counts), self.matches(counts)
