@@ -21,6 +21,7 @@ from riffle.common.mechanism.randomness import word
 from riffle.common.mechanism.workflow import Report, count
 from riffle.common.process.plugins import describe_error, source_file
 from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.analyzer import add_noise
 from riffle.coordinator.batches.counts import private_counts
 from riffle.coordinator.batches.issue import Issuer
@@ -137,12 +138,17 @@ RUN_ID = "0" * 32  # this id keys the draws if the spec has no test seed
 def run_seed(
     chosen: Preset, seed: int, on_users: Callable[[int], None] = lambda _: None
 ) -> tuple[SeedResult, list[dict[str, Any]]]:
-    """Runs one seed user by user; returns the result, and each batch as in the REST API."""
+    """Runs one seed user by user; returns the result, and each batch as in the REST API.
+
+    Raises LocalError ``invalid-spec`` if every episode failed.
+    """
     started, spec, world = time.perf_counter(), chosen.spec, chosen.make()
     seeds = {"seed": spec.seed + seed, "test_seed": (spec.test_seed or 0) + seed}
     seeded, users = spec.model_copy(update=seeds), Users(world, on_users)
     run, batches = run_per_user(seeded, spec.run_id or RUN_ID, users, chosen.registry())
     users.notify()
+    if users.failed == users.episodes > 0:
+        raise LocalError("invalid-spec", f"every episode failed, the first with {users.failure}")
     mdp = world.mdp if isinstance(world, Modelled) else None
     result = result_of(seeded, seed, run, mdp, time.perf_counter() - started)
     asked: dict[str, Any] = {"reward_mean": users.reward_mean, "episodes_failed": users.failed}

@@ -160,6 +160,29 @@ def label_of(part: object) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(named).strip("_<>")).lower()
 
 
+def _pair(item: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:  # noqa: ANN401
+    """Returns an environment or learner, and the parameters that it has if it comes in a pair."""
+    code, parameters = item if isinstance(item, tuple) else (item, {})
+    if isinstance(code, str) and plugins.is_file_reference(code):
+        code = absolute(code)
+    return code, tuple(parameters.items())
+
+
+def labelled(items: Any) -> dict[str, tuple[Any, tuple[tuple[str, Any], ...]]]:  # noqa: ANN401
+    """Returns environments or learners by label."""
+    if isinstance(items, Mapping):
+        return {str(label): _pair(item) for label, item in items.items()}
+    pairs = [_pair(item) for item in (items if isinstance(items, list) else [items])]
+    kinds = [isinstance(code, str) and plugins.is_file_reference(code) for code, _ in pairs]
+    labels = [  # a file may have several classes
+        ", ".join([Path(code).name if own else label_of(code), *(f"{k} = {v}" for k, v in given)])
+        for own, (code, given) in zip(kinds, pairs, strict=True)
+    ]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"two have the same label among {labels}: give a dictionary of labels")
+    return dict(zip(labels, pairs, strict=True))
+
+
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
     """Returns an environment's id and parameters. The id leaves out a file's folder."""
     if reference is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +22,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from riffle.common.mechanism.parameters import Trust
-from riffle.common.process.plugins import is_file_reference, unknown_name
+from riffle.common.process.plugins import unknown_name
 from riffle.common.process.tables import csv_text
 from riffle.coordinator.learning.learner import FloatArray
 from riffle.experiments.figures.catalogue import Curve, Figure, Kind, Line
 from riffle.experiments.figures.draw import Series, canvas_of, gather
 from riffle.experiments.figures.write import seed_rows, table, write
 from riffle.experiments.per_episode import PER_EPISODE
-from riffle.experiments.presets import Preset, absolute, label_of
+from riffle.experiments.presets import Preset, labelled
 from riffle.experiments.regret import METHOD, SeedResult, band, share, student_band
 from riffle.experiments.study import (
     ADVERSARIAL,
@@ -37,8 +38,9 @@ from riffle.experiments.study import (
     case_of,
     check,
 )
-from riffle.experiments.sweep import BETA, Backend, Parameters, Rows, Run, compute, run_jobs
+from riffle.experiments.sweep import BETA, Backend, Rows, Run, compute, run_jobs
 from riffle.experiments.sweep import sweep as run_all
+from riffle.node_client.environments.tabular import Modelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep"
 DASHES: dict[str, str] = {"shuffle": "-", "central": "--", "local": ":"}
+PER_USER = ("reward_mean", "episodes_failed", "first_failure")
 AT_EQUAL_PRIVACY = (
     "Every private curve gives each user the same epsilon and beta = {beta:g}, for replacing one "
     "user. Its noise is the least that is proved to do so. Not private: {free}."
@@ -62,12 +65,21 @@ class RegretCurve:
     high: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The results of one run over its seeds. Bands are 95 % Student t intervals of the mean."""
 
     chosen: Preset
     results: tuple[SeedResult, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{k}: {v}" for k, v in self.summary.items() if k != "constants")
+
+    @property
+    def learner(self) -> str:
+        """The learner's name, or the file and the class of a learner in a file."""
+        name = self.chosen.spec.learner
+        return Path(self.chosen.learners.get(name, name)).name
 
     @property
     def curve(self) -> RegretCurve:
@@ -78,7 +90,8 @@ class Result:
     @property
     def per_seed(self) -> list[dict[str, Any]]:
         """A row for each seed: regret, the learned policy's value, switches and messages."""
-        names = ("seed", "regret", "policy_value", "value_share", "policy_switches", "messages")
+        names = ["seed", "regret", "policy_value", "value_share", "policy_switches", "messages"]
+        names += PER_USER if self.results[0].episodes_failed is not None else ()
         return [{name: getattr(result, name) for name in names} for result in self.results]
 
     @property
@@ -114,8 +127,8 @@ class Result:
             import matplotlib.pyplot as plt  # noqa: PLC0415  (slow to import)
 
             axes = plt.gca()
-        curve, spec = self.curve, self.chosen.spec
-        axes.plot(curve.episodes, curve.mean, label=label or spec.learner)
+        curve = self.curve
+        axes.plot(curve.episodes, curve.mean, label=label or self.learner)
         axes.fill_between(curve.episodes, curve.low, curve.high, alpha=0.2, lw=0)
         axes.set(xlabel="episodes", ylabel="cumulative regret")
         axes.legend()
@@ -132,7 +145,7 @@ class Result:
 
     def _curve_rows(self) -> list[dict[str, Any]]:
         spec = self.chosen.spec
-        run = {"learner": spec.learner, "environment": spec.environment, "epsilon": spec.epsilon}
+        run = {"learner": self.learner, "environment": spec.environment, "epsilon": spec.epsilon}
         return [
             {**run, "seed": result.seed, "episode": int(episode), "regret": regret}
             for result in self.results
@@ -142,7 +155,7 @@ class Result:
     def _run(self) -> dict[str, Any]:
         spec, last = self.chosen.spec, self.results[-1]
         return {
-            "learner": spec.learner,
+            "learner": self.learner,
             "constants_set": spec.constants,
             "calibration": CALIBRATIONS[spec.calibration],
             "environment": spec.environment,
@@ -154,7 +167,16 @@ class Result:
             "share_eliminated": share([r.eliminated for r in self.results]),
             "policy_switches": max(r.policy_switches or 0 for r in self.results),
             "messages": max(r.messages for r in self.results),
+            **self._failures(),
         }
+
+    def _failures(self) -> dict[str, Any]:
+        """Returns the mean reward and the failed episodes, if the run was user by user."""
+        rewards = [r.reward_mean for r in self.results if r.reward_mean is not None]
+        first = next((r.first_failure for r in self.results if r.first_failure), None)
+        failed = sum(r.episodes_failed or 0 for r in self.results)
+        known = (float(np.mean(rewards)), failed, first) if rewards else ()
+        return dict(zip(PER_USER, known, strict=False))
 
     def _case(self) -> dict[str, Any]:
         case = case_of(self.chosen)
@@ -224,17 +246,22 @@ def simulate(
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
     too small for the guarantee. The message names the value and says what to change.
     """
-    run, *more = grid(env, learner, epsilon, episodes, trust, beta).runs
+    jobs = _seeds(seeds)
+    run, *more = grid(env, learner, epsilon, episodes, trust, beta, exact=False).runs
     if more:
         raise ValueError("simulate runs one learner in one environment; riffle.sweep runs several")
     declared = constants == "practical"
     run = replace(run, calibration=calibration, constants=constants, declared=declared)
     check(run.chosen)
     backend = Backend(workers or os.cpu_count() or 1)
-    return Result(run.chosen, tuple(run_jobs(partial(compute, run), range(seeds), backend)))
+    result = Result(run.chosen, tuple(run_jobs(partial(compute, run), jobs, backend)))
+    if (known := result.summary).get("episodes_failed"):
+        text = f"{known['episodes_failed']} episodes failed and are noise in the counts, the first"
+        warnings.warn(f"{text} with {known['first_failure']}", stacklevel=2)
+    return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
     """The results of a grid of runs, all at equal privacy."""
 
@@ -242,7 +269,7 @@ class Sweep:
     series: tuple[Series, ...]
     seeds: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.table
 
     @property
@@ -293,7 +320,7 @@ def sweep(
     for the guarantee is only a gap in the table.
     """
     figure = grid(env, learner, epsilon, episodes, trust, beta)
-    jobs = [(run, seed) for run in figure.runs for seed in range(seeds)]
+    jobs = [(run, seed) for run in figure.runs for seed in _seeds(seeds)]
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
     rows = Rows(None if out is None else Path(out) / "rows.jsonl")
@@ -311,12 +338,14 @@ def grid(
     episodes: int | Sequence[int],
     trust: str | Sequence[str],
     beta: float = BETA,
+    *,
+    exact: bool = True,
 ) -> Figure:
     """Returns a sweep as a figure against epsilon, K or time: the first that has several values.
 
-    Raises the errors of `simulate`.
+    Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
     """
-    worlds, learners = _labelled(env), _labelled(learner)
+    worlds, learners = labelled(env), labelled(learner)
     epsilons, Ks, trusts = _several(epsilon), _several(episodes), _several(trust)
     if not all((worlds, learners, epsilons, Ks, trusts)):
         raise ValueError("give at least one environment, learner, epsilon, K and trust model")
@@ -337,38 +366,26 @@ def grid(
         for model, fixed in product(models, Ks if by_epsilon else (None,)):
             at = product(budgets, Ks if fixed is None else (fixed,))
             runs = tuple(replace(run, epsilon=e, K=K, trust=model) for e, K in at)
-            check([run.chosen for run in runs][0])  # noqa: RUF015  (makes all, to check all)
+            chosen, *_ = [run.chosen for run in runs]  # makes all, to check all
+            check(chosen)
+            if exact and not isinstance(chosen.make(), Modelled):
+                text = "a sweep compares regret, but this environment shows no probabilities"
+                raise ValueError(f"{world}: {text}; simulate runs it user by user")
             label = name + (f", {model}" if len(models) > 1 else "")
             label += f", K = {fixed:,}" if fixed is not None and len(Ks) > 1 else ""
             panel = world if len(worlds) > 1 else ""
             label += f"; {panel}" if panel else ""
-            line = Line(label, label_of(code), number % 10, dashes=DASHES[model], panel=panel)
+            line = Line(label, name, number % 10, dashes=DASHES[model], panel=panel, world=world)
             curves.append(Curve(line, runs, tuple(map(float, epsilons if by_epsilon else Ks))))
     note = AT_EQUAL_PRIVACY.format(beta=beta, free=", ".join(sorted(free)) or "none")
     return Figure(SWEEP, f"{', '.join(worlds)}: regret", kind, tuple(curves), note)
 
 
-def _pair(item: Any) -> tuple[Any, Parameters]:  # noqa: ANN401
-    """Returns an environment or learner, and the parameters that it has if it comes in a pair."""
-    code, parameters = item if isinstance(item, tuple) else (item, {})
-    if isinstance(code, str) and is_file_reference(code):
-        code = absolute(code)
-    return code, tuple(parameters.items())
-
-
-def _labelled(items: Any) -> dict[str, tuple[Any, Parameters]]:  # noqa: ANN401
-    """Returns environments or learners by label."""
-    if isinstance(items, Mapping):
-        return {str(label): _pair(item) for label, item in items.items()}
-    pairs = [_pair(item) for item in (items if isinstance(items, list) else [items])]
-    kinds = [isinstance(code, str) and is_file_reference(code) for code, _ in pairs]
-    labels = [  # a file may have several classes
-        ", ".join([Path(code).name if own else label_of(code), *(f"{k} = {v}" for k, v in given)])
-        for own, (code, given) in zip(kinds, pairs, strict=True)
-    ]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"two have the same label among {labels}: give a dictionary of labels")
-    return dict(zip(labels, pairs, strict=True))
+def _seeds(number: int) -> range:
+    """Returns seeds 0 to ``number`` - 1. Raises ValueError if ``number`` is not a positive int."""
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"seeds is a number of runs, at least 1, not {number!r}")
+    return range(number)
 
 
 def _several(value: Any) -> tuple[Any, ...]:  # noqa: ANN401

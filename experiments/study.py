@@ -15,12 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import Padding
+from riffle.common.mechanism.policy import Mixture
 from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learners.registry import refusal, sdp_pe_in
-from riffle.coordinator.learning.learner import Learner, LearnerError
+from riffle.coordinator.learning.learner import Deployment, Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.specs import MANUAL, RunSpec
@@ -102,7 +103,7 @@ def check(chosen: Preset) -> None:
             registry.build(chosen.spec)
         except RemoteError as error:
             if error.slug != "batch-too-small":
-                raise
+                raise LocalError(error.slug, error.detail) from None
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
@@ -120,7 +121,15 @@ def mechanism_of(spec: RunSpec) -> Calibrate:
 def result_of(
     spec: RunSpec, seed: int, run: Run, mdp: TabularMDP | None, seconds: float
 ) -> SeedResult:
-    """Returns the result of a batched run. ``mdp`` is None if the probabilities are unknown."""
+    """Returns the result of a batched run. ``mdp`` is None if the probabilities are unknown.
+
+    If the learner ended early, its answer is deployed for the episodes that are left.
+    """
+    left = spec.episodes - sum(deployment.n for deployment in run.deployments)
+    if left > 0:
+        answer = Mixture.single(run.summary.policy)
+        rest = Deployment(run.summary.stage, "exploit", answer, left, None)
+        run = replace(run, deployments=[*run.deployments, rest])
     eliminated = any(stage.eliminated or stage.decisions_eliminated for stage in run.stages)
     return SeedResult(
         seed=seed,

@@ -4,16 +4,15 @@ A job is a (`Run`, seed). The seed keys its draws, so every backend and every or
 the same results. Long runs start first, so that all cores finish at about the same time. `Rows`
 holds the results: one line of JSON for each job, appended when the job ends. A row names the code
 that made it, and a sweep refuses to mix rows of different code. If a crash cut the last line short,
-the line is dropped and its job runs again.
+the line is dropped and its job runs again. The caller's own code is part of a run's key, as it was
+loaded. A worker that would run any other version refuses the job.
 
 joblib runs the jobs, because its processes need no main guard and accept classes that a notebook
 defines.
 """
 
 import hashlib
-import inspect
 import json
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,15 +23,21 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.mechanism.parameters import Trust
-from riffle.common.process.plugins import Constructor, is_file_reference
+from riffle.common.process.plugins import (
+    Constructor,
+    fingerprint,
+    is_file_reference,
+    load_file,
+    own_files,
+)
 from riffle.common.protocol.descriptor import MAX_MESSAGES, first_fault
-from riffle.common.protocol.errors import LocalError, RiffleError
+from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
 from riffle.coordinator.learning.learner import LearnerError
 from riffle.experiments import per_user
 from riffle.experiments.presets import Preset, customize, label_of, preset
 from riffle.experiments.regret import SeedResult
 from riffle.experiments.study import ADVERSARIAL, CASE_OPTIONS, run_seed
-from riffle.node_client.environments.registry import FOLDER
+from riffle.node_client.environments.registry import FOLDER, declaration_of
 from riffle.node_client.environments.tabular import Modelled
 
 SHAPING = ("common", "coordinator", "experiments", "node_client")
@@ -66,14 +71,35 @@ class Run:
     beta: float = BETA
     trust: Trust = "shuffle"
     declared: bool = False
+    own: str = ""
+
+    def __post_init__(self) -> None:
+        """Sets ``own``, a digest of the caller's own learner and environment, if it is not set."""
+        if not self.own:
+            object.__setattr__(self, "own", self.own_code())
+            _LOADED.add(self.own)
 
     @property
     def key(self) -> str:
         """The 16 hexadecimal digits that identify this run, including the caller's own code."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields |= {"learner": identity(self.learner), "environment": identity(self.environment)}
+        fields |= {name: label_of(fields[name]) for name in ("learner", "environment")}
         fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]
         return _digest(json.dumps(fields).encode())
+
+    def own_code(self) -> str:
+        """Returns a digest of learner and environment, or "" if both are known names.
+
+        An environment counts by its MDP, or without one by its code.
+        """
+        code = [_code(part) for part in (self.learner, self.environment)]
+        if code[1] is not None:
+            made = self.chosen.make()
+            if isinstance(made, Modelled):
+                code[1:] = [made.mdp.P, made.mdp.r, made.mdp.d1, repr(declaration_of(made))]
+            else:
+                code += [type(made), type(getattr(made, "native", made))]
+        return "" if code == [None, None] else fingerprint(code)
 
     @property
     def chosen(self) -> Preset:
@@ -104,39 +130,15 @@ class Run:
         )
 
 
-def identity(part: object) -> str:
-    """Returns a name for a learner or an environment, with a digest of the caller's own code.
+_LOADED = set[str]()
+"""The own code that this process has loaded."""
 
-    Raises ValueError if the state of an environment cannot be read, because results of different
-    environments could then be mixed.
-    """
+
+def _code(part: object) -> object:
+    """Returns the class or function of a learner or environment, or None for a known name."""
     if isinstance(part, str):
-        if not is_file_reference(part):
-            return part
-        path, _, name = part.rpartition(":")
-        return f"{label_of(part)}:{name} {_digest(Path(path).read_bytes())}"
-    if isinstance(part, Modelled):
-        mdp = part.mdp
-        return f"{label_of(part)} {_digest(mdp.P.tobytes() + mdp.r.tobytes() + mdp.d1.tobytes())}"
-    try:
-        state = b"" if callable(part) else pickle.dumps(vars(part))
-        return f"{label_of(part)} {_digest(_source(part) + state)}"
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        text = f"{label_of(part)} cannot be copied ({error}); give a function that makes it"
-        raise ValueError(text) from error
-
-
-def _source(code: Any) -> bytes:  # noqa: ANN401
-    """Returns the source, or without it the byte code, of a function or a class's methods."""
-    owner = code if inspect.isclass(code) else type(code)
-    methods = [code] if inspect.isfunction(code) else vars(owner).values()
-    texts = []
-    for method in filter(inspect.isfunction, methods):
-        try:
-            texts.append(inspect.getsource(method))
-        except OSError:  # typed into Python itself
-            texts.append(f"{method.__code__.co_code!r} {method.__code__.co_names}")
-    return "\n".join(texts).encode()
+        return load_file(part) if is_file_reference(part) else None
+    return part if callable(part) else type(part)
 
 
 def _digest(data: bytes) -> str:
@@ -238,12 +240,26 @@ class Backend:
 def compute(run: Run, seed: int) -> SeedResult:
     """Computes a run with one seed: by population, or user by user if the MDP is not known.
 
-    Raises RiffleError or ValueError if the run is refused (unknown learner, batch too small).
+    Raises:
+        RiffleError, ValueError: the run is refused (unknown learner, batch too small).
+        LocalError: ``wrong-state``: this process has other code than the one that made the run.
     """
+    parts = (run.learner, run.environment)
+    files = any(isinstance(part, str) and is_file_reference(part) for part in parts)
+    if (files or run.own not in _LOADED) and run.own_code() != run.own:
+        raise LocalError(
+            "wrong-state",
+            f"the files of {' or '.join(map(label_of, parts))} have changed since they were loaded:"
+            " load them again (importlib.reload) or start Python again; what is loaded now runs "
+            "with workers=1",
+        )
     chosen = run.chosen
-    if isinstance(chosen.make(), Modelled):
-        return run_seed(chosen, seed)
-    return per_user.run_seed(chosen, seed)[0]
+    try:
+        if isinstance(chosen.make(), Modelled):
+            return run_seed(chosen, seed)
+        return per_user.run_seed(chosen, seed)[0]
+    except RemoteError as error:  # the services' error; here nobody is remote
+        raise LocalError(error.slug, error.detail) from None
 
 
 def execute(key: str, job: Job) -> Row:
@@ -307,7 +323,8 @@ def _cluster(backend: Backend) -> Iterator[None]:
     from joblib import parallel_config  # noqa: PLC0415
 
     if backend.address is None:
-        with parallel_config("loky"):
+        # Workers live on, with the modules that they imported; changed files need new workers.
+        with parallel_config("loky", initializer=repr, initargs=(own_files(),)):
             yield
         return
     try:

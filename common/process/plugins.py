@@ -6,19 +6,26 @@ The names that a request may contain (`coordinator.specs.LearnerName`) cannot re
 """
 
 import difflib
+import dis
+import hashlib
 import importlib.util
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from riffle.common.protocol.errors import LocalError
 
 Constructor = Callable[..., Any]
+FILE_MODULE = "riffle_file_"
+DEFINED = (ModuleType, type, FunctionType)
 
 
 def is_file_reference(reference: str) -> bool:
@@ -46,7 +53,7 @@ def load_file(reference: str) -> Constructor:
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
-    module_name = f"riffle_file_{file.stem}"
+    module_name = f"{FILE_MODULE}{file.stem}"
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None or not file.is_file():
         raise LocalError("invalid-spec", f"{reference}: there is no Python file {path}")
@@ -101,12 +108,17 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
     named line is the innermost line of all. Call this in the function that called the external
     code: the frame of that function is left out.
     """
-    called = traceback.extract_tb(error.__traceback__)[1:]
-    frames = [frame for frame in called if frame.filename == file] or called
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    place = place_of(error, file)
     if isinstance(error, SyntaxError):
         place = f" (line {error.lineno})"
     return f"{type(error).__name__}: {error}{place}"
+
+
+def place_of(error: BaseException, file: str | None, *, within: bool = False) -> str:
+    """Returns `` (mine.py, line 7)`` as in `describe_error`; if ``within``, only of that file."""
+    called = traceback.extract_tb(error.__traceback__)[1:]
+    frames = [frame for frame in called if frame.filename == file] or ([] if within else called)
+    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
 
 
 def source_file(code: object) -> str | None:
@@ -116,6 +128,97 @@ def source_file(code: object) -> str | None:
         return inspect.getfile(definition)
     except (TypeError, OSError):
         return None
+
+
+def fingerprint(code: object) -> str:
+    """Returns a digest (16 hexadecimal digits) of the code as it was loaded, not of its file.
+
+    It covers byte code, defaults, base classes, and all functions, modules and other globals that
+    the code uses, as far as they are the caller's own. Installed packages count by name.
+    """
+    return hashlib.sha256(repr(_described(code, {})).encode()).hexdigest()[:16]
+
+
+def own_files() -> tuple[tuple[str, int], ...]:
+    """Returns the files of the caller's own imported modules, and when each was last changed."""
+    names = [name for name in sys.modules if not name.startswith(FILE_MODULE) and _is_own(name)]
+    files = {str(getattr(sys.modules[name], "__file__", "")) for name in names}
+    return tuple((f, Path(f).stat().st_mtime_ns) for f in sorted(files) if Path(f).is_file())
+
+
+def _is_own(name: str | None) -> bool:
+    """Returns whether a module is neither Riffle's, nor installed, nor of Python itself."""
+    module = sys.modules.get(name or "")
+    if module is None or name == "__main__":
+        return True
+    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+    installed = {"site-packages", "dist-packages"}.intersection(Path(place).parts)
+    python = not place or Path(place).is_relative_to(sysconfig.get_path("stdlib"))
+    return not (installed or python or str(name).partition(".")[0] == "riffle")
+
+
+def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
+    """Returns a value as nested lists of text, equal in every process. ``seen`` ends cycles."""
+    if value is None or isinstance(value, str | bytes | int | float | complex):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return [_described(item, seen) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_described(item, seen)) for item in value)
+    if isinstance(value, dict):
+        return _described(list(value.items()), seen)
+    called = getattr(value, "__qualname__", None) or getattr(value, "__name__", type(value))
+    name = f"{getattr(value, '__module__', None)}.{called}"
+    if id(value) in seen:
+        return name
+    seen[id(value)] = value
+    described = [name, _described(_content(value), seen)]
+    if not isinstance(value, DEFINED):  # a copy of other objects may have other identities
+        del seen[id(value)]
+    return described
+
+
+def _content(value: Any) -> object:  # noqa: ANN401
+    """Returns the parts of an object that `fingerprint` covers."""
+    if isinstance(value, CodeType):
+        return value.co_code, value.co_names, value.co_varnames, value.co_consts
+    if isinstance(value, DEFINED):
+        own = _is_own(value.__name__ if isinstance(value, ModuleType) else value.__module__)
+        content = _function if isinstance(value, FunctionType) else _attributes
+        return content(value) if own else None
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if hasattr(value, "__wrapped__"):  # a static method, or a cache, whose state is not code
+        return value.__wrapped__
+    try:
+        return [
+            list(part) if hasattr(part, "__next__") else part for part in value.__reduce_ex__(4)
+        ]
+    except Exception:  # it cannot be copied, such as a lock
+        return None
+
+
+def _attributes(owner: Any) -> object:  # noqa: ANN401
+    """Returns what the caller wrote into a class or module: bases, and no names of Python's own."""
+    kept = (FunctionType, classmethod, staticmethod, property)
+    given = {k: v for k, v in vars(owner).items() if k[:2] != "__" or isinstance(v, kept)}
+    return getattr(owner, "__bases__", ()), [(k, given[k]) for k in sorted(given)]
+
+
+def _function(function: Any) -> object:  # noqa: ANN401
+    """Returns a function's code and values, and the globals and modules that it names."""
+    codes, modules = [function.__code__], []
+    for code in codes:  # it grows
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    steps = [step for code in codes for step in dis.get_instructions(code)]
+    names = {step.argval for step in steps if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}}
+    for name in sorted({step.argval for step in steps if step.opname == "IMPORT_NAME"}):
+        with suppress(Exception):
+            modules.append(importlib.import_module(name))
+    cells = [c.cell_contents for c in function.__closure__ or () if c != CellType()]
+    used = [(name, value) for name, value in function.__globals__.items() if name in names]
+    return (codes[0], function.__defaults__, function.__kwdefaults__, cells,
+            sorted(used, key=lambda pair: pair[0]), modules)  # fmt: skip
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -14,13 +14,14 @@ and costs no privacy.
 
 `ExternalLearner` runs such a learner, or any other external learner, and reports each of its
 mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
-file. Every returned value is checked before it is used. The learner's own LearnerErrors and
-Riffle's refusals (such as a batch that is too small) keep their text. The wrapper asks for the
+file. Every returned value is checked before it is used. LearnerErrors and Riffle's refusals (such
+as a batch that is too small) keep their text. The wrapper asks for the
 first deployment at once. This changes nothing, but finds most mistakes before a run is created.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar, get_args
@@ -111,6 +112,7 @@ class OwnLearner(ABC):
 
         Raises LearnerError if n is not in 1..left, or the policies do not fit this problem.
         """
+        n = operator.index(n)  # NumPy's integers too
         if not 1 <= n <= self.left:
             raise LearnerError(f"cannot deploy {n} episodes; {self.left} of K are left")
         stacked = np.asarray(policies, dtype=np.int64)
@@ -132,13 +134,18 @@ class OwnLearner(ABC):
         return np.concatenate([always, random])
 
     def improve(self, counts: BatchCounts) -> None:
-        """Sets the answer to the best policy in the model of the counts, and its value there."""
-        best = plan(*estimate(counts), self.problem.d1)
+        """Sets the answer to the best policy in the model of the counts, and its value there.
+
+        If the environment declares that all steps are alike, one model is made of all steps.
+        """
+        best = plan(*estimate(counts, alike=self.problem.homogeneous), self.problem.d1)
         self.policy, self.value = best.policy, float(best.value)
 
 
-def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
+def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, FloatArray]:
     """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
+
+    With ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
 
     Visits below one standard deviation of their noise are raised to this deviation, so that noise
     on a rarely visited pair does not look like a reward. Rows of P may then sum to less than one.
@@ -149,14 +156,19 @@ def estimate(counts: BatchCounts) -> tuple[FloatArray, FloatArray]:
     if counts.rewards is None:
         raise LearnerError("a model needs counts of all layers: deploy with layer=None")
     possible = counts.layout.possible
-    N = consistent(counts.transitions, counts.visits, 0.0, add_on=False, possible=possible)
-    visits = np.maximum(N.visits, np.maximum(1.0, np.sqrt(counts.visit_variance)))
-    return N.transitions / visits[..., None], estimate_rewards(counts.rewards, visits)
+    arrays = [counts.transitions, counts.visits, counts.rewards, counts.visit_variance]
+    if alike:
+        H, possible = counts.layout.sizes.H, np.asarray(possible.any(axis=0))
+        arrays = [np.repeat(array.sum(axis=0)[None], H, axis=0) for array in arrays]
+    transitions, visits, rewards, variance = arrays
+    N = consistent(transitions, visits, 0.0, add_on=False, possible=possible)
+    visits = np.maximum(N.visits, np.maximum(1.0, np.sqrt(variance)))
+    return N.transitions / visits[..., None], estimate_rewards(rewards, visits)
 
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 METHODS = ("next_deployment", "observe", "summary")
-SELF_EXPLANATORY = (LearnerError, RiffleError, MemoryError)
+SELF_EXPLANATORY = (RiffleError, MemoryError)
 """Errors that are passed on unchanged."""
 
 P = ParamSpec("P")
@@ -217,7 +229,8 @@ def _make(maker: plugins.Constructor, problem: Problem, options: Mapping[str, ob
     missing = [name for name in METHODS if not callable(getattr(learner, name, None))]
     if missing:
         kind = type(learner).__name__
-        raise LearnerError(f"a {kind} is no learner, it has no {', no '.join(missing)}")
+        text = f"a {kind} is no learner, it has no {', no '.join(missing)}"
+        raise LearnerError(f"{text}: make it a subclass of riffle.OwnLearner")
     return learner
 
 
@@ -225,6 +238,9 @@ def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """Calls external code. Its exceptions become errors that name the line in ``code``'s file."""
     try:
         return call(*args, **kwargs)
+    except LearnerError as error:
+        place = plugins.place_of(error, plugins.source_file(code), within=True)
+        raise LearnerError(f"{error}{place}") from error
     except SELF_EXPLANATORY:
         raise
     except Exception as error:

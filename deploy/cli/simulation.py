@@ -97,13 +97,9 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
     result = Result(chosen, tuple(seed for seed, _ in seeds))
     document = result.summary
     constants = document.pop("constants")
-    rewards = [seed.reward_mean for seed in result.results if seed.reward_mean is not None]
     return result, {
         **document,
         "value_estimate_mean": mean([seed.value_estimate or 0.0 for seed in result.results]),
-        "reward_mean": mean(rewards) if rewards else None,
-        "episodes_failed": sum(seed.episodes_failed or 0 for seed in result.results),
-        "first_failure": next((s.first_failure for s in result.results if s.first_failure), None),
         "run_id": spec.run_id or per_user.RUN_ID,
         "test_seed": spec.test_seed or 0,
         "policy": result.results[0].policy,

@@ -46,7 +46,8 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 class Line:
     """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise.
 
-    Lines with the same `panel` share axes. Their labels end with the panel's name.
+    Lines with the same `panel` share axes. Their labels end with the panel's name. `world` is the
+    environment's name, if its caller gave one.
     """
 
     label: str
@@ -57,6 +58,7 @@ class Line:
     options: Parameters = ()
     dashes: str = "-"
     panel: str = ""
+    world: str = ""
 
     def run(self, world: tuple[str, Parameters], K: int, epsilon: float) -> Run:
         """Returns this learner's run of K episodes in a world (environment id, parameters)."""

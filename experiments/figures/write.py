@@ -86,8 +86,8 @@ def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
         f"# {figure.name}: {figure.title}",
         f"![{figure.title}]({figure.name}.png)",
         f"Regret at the end of the run, {over}. The picture draws it against "
-        f"{X_LABELS[figure.kind]}. For a curve of several runs, the columns from switches on are "
-        f"those of the last run. {figure.note}".rstrip(),
+        f"{X_LABELS[figure.kind]}. If runs of a curve differ in switches or in the share "
+        f"within 5 %, these are listed in the order of the computed runs. {figure.note}".rstrip(),
         _markdown(regret_table(figure, series)),
         "## Constants",
         _markdown([["curve", "constants"], *constants]),
@@ -109,16 +109,11 @@ def _table_row(curve: Series, columns: Sequence[float]) -> list[str]:
     at = {point.x: point for point in curve.points}
     absent = "not computed"
     cells = [_cell(at[x]) if x in at and at[x].rows else absent for x in columns]
-    if not curve.computed:
-        return [curve.line.label, *cells, "", ""]
-    last = curve.computed[-1]
-    switches, share = last.switches, last.within_5_percent
-    return [
-        curve.line.label,
-        *cells,
-        "every episode" if switches is None else f"{switches.mean:,.0f}",
-        "" if share is None else f"{share:.0%}",
-    ]
+    known = [at[x] for x in columns if x in at and at[x].rows]
+    switches = [f"{s.mean:,.0f}" if (s := point.switches) else "every episode" for point in known]
+    shares = ["" if (w := point.within_5_percent) is None else f"{w:.0%}" for point in known]
+    listed = [" / ".join(t if len({*t}) > 1 else t[:1]) for t in (switches, shares)]
+    return [curve.line.label, *cells, *listed]
 
 
 def _cell(point: Point) -> str:
@@ -147,14 +142,15 @@ def seed_rows(series: Sequence[Series]) -> Iterator[dict[str, Any]]:
                 yield {
                     "curve": curve.line.label,
                     "x": point.x,
-                    "learner": label_of(point.run.learner),
-                    "environment": label_of(point.run.environment),
+                    "learner": curve.line.learner,
+                    "environment": curve.line.world or label_of(point.run.environment),
                     "episodes": point.run.K,
                     "epsilon": point.run.epsilon,
                     "trust": point.run.trust,
                     "seed": row.seed,
                     "regret": row.regret,
                     "switches": row.policy_switches,
+                    "policy_value": row.policy_value,
                     "value_share": row.value_share,
                 }
 

@@ -15,8 +15,10 @@ when it is made, so that a mistake is reported in one line. A later fault, in `r
 makes an episode fail (`node_client.episode`).
 """
 
+import importlib
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,10 @@ def _builder(name: str, folder: str) -> Constructor:
         return BUILDERS[name]
     if name in (others := plugins.entry_points_of(GROUP)):
         return plugins.load_entry_point(others[name])
+    with suppress(ImportError):
+        if name in importlib.import_module("gymnasium").registry:
+            text = f"there is no environment {name!r}; did you mean '{GYMNASIUM}{name}'?"
+            raise LocalError("invalid-spec", text)
     raise LocalError(
         "invalid-spec",
         f"{plugins.unknown_name('environment', name, environment_names())}; Gymnasium's, such as "

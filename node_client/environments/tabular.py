@@ -107,11 +107,14 @@ class TabularMDP:
         H, X, A, Y = self.P.shape
         if Y != X or self.r.shape != (H, X, A) or self.d1.shape != (X,):
             raise ValueError("an MDP has P (H, X, A, X), r (H, X, A) and d1 (X,)")
-        sums_to_one = np.allclose(self.P.sum(-1), 1) and np.isclose(self.d1.sum(), 1)
-        if not sums_to_one or self.P.min() < 0 or self.d1.min() < 0:
-            raise ValueError("every P_h(. | x, a) and d1 must be a distribution")
-        if self.r.min() < 0 or self.r.max() > 1:
-            raise ValueError("reward means must lie in [0, 1]")
+        for name, rows in (("P", self.P), ("d1", self.d1)):
+            wrong = ~np.isclose(rows.sum(-1), 1) | (rows.min(-1) < 0)
+            for at in np.argwhere(wrong)[:1].tolist():
+                text = f"{name}{at or ''} is {np.array2string(rows[tuple(at)], threshold=9)}"
+                raise ValueError(f"{text}; a distribution has no negative entry and sums to 1")
+        for at in np.argwhere(~((self.r >= 0) & (self.r <= 1)))[:1].tolist():
+            text = f"r{at} is {self.r[tuple(at)]:g}; reward means must lie in [0, 1]"
+            raise ValueError(f"{text}: scale them, as (r - low) / (high - low)")
 
     @property
     def sizes(self) -> Sizes:

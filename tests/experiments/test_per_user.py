@@ -85,6 +85,21 @@ def test_a_failed_episode_is_counted_and_its_error_shown(name: str, written: str
     assert re.fullmatch(rf"KeyError: \d {place}", values["first_failure"])
 
 
+def test_a_command_of_which_every_episode_fails_ends_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from riffle import Sizes\n"
+        "class Wrong:\n"
+        "    sizes, reward_range, absorbing = Sizes(2, 2, 2), (0.0, 1.0), None\n"
+        "    def reset(self, randomness): return 0\n"
+        "    def step(self, action, randomness): return 1, 2.0, False\n"
+    )
+    result = per_user("--env", f"{tmp_path}/wrong.py:Wrong", *LEARNER, *SMALL, *ONE)
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[-1].startswith(
+        "riffle: every episode failed, the first with ValueError: a reward of 2"
+    )
+
+
 def test_the_command_shows_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "FIRST_LINE_SECONDS", 0.0)
     monkeypatch.setattr(output, "LINE_SECONDS", 0.0)

@@ -1,8 +1,10 @@
 """`riffle.simulate` and `riffle.sweep`: results, own parts, scripts without a main guard."""
 
+import importlib
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import riffle
-from riffle.common.protocol.errors import RiffleError
+from riffle.common.protocol.errors import LocalError, RiffleError
 from riffle.experiments import research
 from tests.examples.test_examples import EXAMPLES
 
@@ -172,3 +174,214 @@ def test_two_learners_of_one_file_have_their_own_labels_and_results(tmp_path: Pa
     figure = research.grid(shop(), both, 1.0, 500, "shuffle", 1e-5)
     assert [curve.line.label for curve in figure.curves] == ["own.py:A", "own.py:B"]
     assert len({run.key for run in figure.runs}) == 2
+
+
+LEARNER = """
+import riffle
+import rate
+
+class Own(riffle.OwnLearner):
+    def next_deployment(self):
+        return self.deploy(self.explorers(rate.TRIED + 0), self.left) if self.left else None
+"""
+
+
+class Own:
+    """A learner's module that imports a helper, both edited between sweeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.write("mine", LEARNER)
+        self.write("rate", "TRIED = 32 + 0\n")
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.py").write_text(text)
+
+    def sweep(self, learner: object = None, **arguments: Any) -> list[float]:
+        learner = learner or importlib.import_module("mine").Own
+        done = riffle.sweep(
+            shop(), {"own": learner}, episodes=500, seeds=2, out=self.folder / "out", **arguments
+        )
+        return [row["regret"] for row in done.per_seed]
+
+    def reload(self) -> None:
+        for name in ("rate", "mine"):
+            importlib.reload(sys.modules[name])
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Own]:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits within a second are seen
+    yield Own(tmp_path)
+    for name in ("mine", "rate"):
+        sys.modules.pop(name, None)
+
+
+def test_workers_that_live_on_never_run_code_of_before_a_reload(own: Own) -> None:
+    old = own.sweep(workers=2)
+    own.write("rate", "TRIED = 2\n")
+    own.reload()
+    new = own.sweep(workers=2)
+    alone = riffle.simulate(shop(), sys.modules["mine"].Own, episodes=500, seeds=2, workers=1)
+    assert old != new == [row["regret"] for row in alone.per_seed]
+
+
+def test_results_are_stored_under_the_code_that_ran_not_under_the_edited_file(own: Own) -> None:
+    old = own.sweep(workers=1)
+    own.write("rate", "TRIED = 2\n")
+    assert own.sweep(workers=1) == old, "the old module still runs"
+    own.reload()
+    assert own.sweep(workers=1) != old
+
+
+def test_a_worker_refuses_a_file_that_was_edited_but_not_loaded_again(own: Own) -> None:
+    own.sweep(workers=1)
+    own.write("rate", "TRIED = 2\n")
+    for run in (riffle.sweep, riffle.simulate):
+        with pytest.raises(LocalError, match=r"own .*load them again.*workers=1"):
+            run(shop(), sys.modules["mine"].Own, episodes=400, seeds=2, workers=2)
+
+
+@pytest.mark.parametrize("name", ["rate", "mine"])
+def test_a_result_is_not_reused_after_a_file_of_the_learner_changed(own: Own, name: str) -> None:
+    file = f"{own.folder}/mine.py:Own"
+    old = own.sweep(file, workers=1)
+    own.write(name, (own.folder / f"{name}.py").read_text().replace("+ 0", "- 30"))
+    sys.modules.pop("rate")
+    assert own.sweep(file, workers=1) != old
+
+
+class Stops(riffle.OwnLearner):
+    """Explores for a fifth of the episodes and ends; its answer is poor unless it says so."""
+
+    answer = 0
+
+    def next_deployment(self) -> riffle.Deployment | None:
+        return self.deploy(self.explorers(), 100) if self.batches == 0 else None
+
+    def observe(self, counts: riffle.BatchCounts) -> None:
+        super().observe(counts)
+        self.policy = np.full((3, 2), self.answer)
+
+
+class GoesOn(Stops):
+    def next_deployment(self) -> riffle.Deployment | None:
+        commit = self.deploy(self.policy, self.left) if self.left else None
+        return super().next_deployment() or commit
+
+
+def test_episodes_after_an_early_end_are_charged_with_the_answer() -> None:
+    results = [
+        riffle.simulate(shop(), learner, episodes=500, seeds=1) for learner in (Stops, GoesOn)
+    ]
+    early, whole = (result.curve for result in results)
+    np.testing.assert_allclose(early.mean, whole.mean)
+    assert early.episodes[-1] == 500
+
+
+class Sampled:
+    """Its first action earns 2, and no reward may exceed 1."""
+
+    sizes, reward_range, absorbing = riffle.Sizes(X=2, A=2, H=2), (0.0, 1.0), None
+
+    def reset(self, randomness: object) -> int:
+        return 0
+
+    def step(self, action: int, randomness: object) -> tuple[int, float, bool]:
+        return 1, 2.0 - action, False
+
+
+class Always(Explore):
+    def __init__(self, problem: riffle.Problem, action: int) -> None:
+        super().__init__(problem, action=action)
+        self.explored = np.full((2, 2), action)
+
+    def explorers(self, count: int = 64) -> Any:
+        return self.explored
+
+
+SAMPLED: dict[str, Any] = {"episodes": 100, "epsilon": 20, "beta": 1e-3, "workers": 1}
+
+
+def test_failed_episodes_are_in_the_result_and_warned_of() -> None:
+    with pytest.warns(UserWarning, match="episodes failed .* first with ValueError: a reward of 2"):
+        result = riffle.simulate(Sampled, Explore, seeds=2, **SAMPLED)
+    assert 0 < result.summary["episodes_failed"] < 200
+    assert result.summary["first_failure"].startswith("ValueError: a reward of 2")
+    assert {"reward_mean", "episodes_failed", "first_failure"} < result.per_seed[1].keys()
+    fine = riffle.simulate(Sampled, (Always, {"action": 1}), seeds=1, **SAMPLED)
+    assert (fine.summary["episodes_failed"], fine.summary["reward_mean"]) == (0, 2.0)
+
+
+def test_a_run_of_failed_episodes_is_refused() -> None:
+    with pytest.raises(RiffleError, match="every episode failed, the first with ValueError"):
+        riffle.simulate(Sampled, (Always, {"action": 0}), seeds=1, **SAMPLED)
+
+
+def test_a_sweep_refuses_an_environment_without_regret() -> None:
+    with pytest.raises(ValueError, match=r"sampled: .* shows no probabilities; simulate runs it"):
+        riffle.sweep(Sampled, Explore, seeds=1, **SAMPLED)
+
+
+@pytest.mark.parametrize("seeds", [[1, 2], 0])
+def test_seeds_are_a_number_of_runs(seeds: Any) -> None:
+    for run in (riffle.simulate, riffle.sweep):
+        with pytest.raises(ValueError, match="seeds is a number of runs, at least 1, not"):
+            run(shop(), Explore, seeds=seeds)
+
+
+def test_rows_have_the_callers_labels_and_the_policys_value() -> None:
+    sweep = riffle.sweep(
+        {"my shop": shop()}, {"few": (Explore, {}), "many": GoesOnIfPrivate}, episodes=500, seeds=1
+    )
+    rows = sweep.per_seed
+    assert [row["learner"] for row in rows] == ["few", "many"]
+    assert {row["environment"] for row in rows} == {"my shop"}
+    assert rows[1]["policy_value"] == pytest.approx(1.8)
+
+
+def test_the_table_has_switches_and_shares_of_every_epsilon() -> None:
+    sweep = riffle.sweep(
+        shop(), GoesOnIfPrivate, epsilon=[1.0, 2.0], episodes=500, seeds=1, workers=1
+    )
+    row, _ = [line for line in sweep.table.splitlines() if line.startswith("| goes-on")]
+    assert row.endswith("| 1 / 0 | 100% / 0% |")
+
+
+class GoesOnIfPrivate(GoesOn):
+    """Commits to the best policy if epsilon is 1; otherwise all is explored."""
+
+    answer = 1
+
+    def next_deployment(self) -> riffle.Deployment | None:
+        if self.problem.epsilon == 1:
+            return super().next_deployment()
+        return self.deploy(self.explorers(), self.left) if self.left else None
+
+    def observe(self, counts: riffle.BatchCounts) -> None:
+        super().observe(counts)
+        self.policy *= int(self.problem.epsilon == 1)
+
+
+def test_mistakes_of_a_local_run_are_local_errors() -> None:
+    for run in (riffle.simulate, riffle.sweep):
+        with pytest.raises(LocalError, match="option") as caught:
+            run(shop(), (Explore, {"share": 1}), episodes=500)
+        assert caught.value.__suppress_context__
+    with pytest.raises(LocalError, match="n=") as caught:
+        riffle.simulate(shop(), Explore, episodes=5, epsilon=0.01, seeds=1)
+
+
+def test_a_printed_result_is_its_summary() -> None:
+    result = riffle.simulate(shop(), Explore, episodes=500, seeds=1)
+    text = str(result)
+    assert text == repr(result)
+    assert "regret_mean: " in text
+    assert "cumulative" not in text
+
+
+def test_the_learner_of_a_file_is_named_by_its_class(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT.partition("P, r =")[0])
+    result = riffle.simulate(shop(), f"{tmp_path}/mine.py:Explore", episodes=500, seeds=1)
+    assert result.summary["learner"] == "mine.py:Explore"

@@ -1,10 +1,13 @@
 """Code from files: it is loaded and named, and its errors are explained."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from riffle.common.process.plugins import (
+    fingerprint,
     is_file_reference,
     load_file,
     parameter_names,
@@ -59,3 +62,67 @@ def test_references_short_names_and_suggestions() -> None:
         == "; did you mean 'RiverSwim-v0'?"
     )
     assert suggestion("xyz", ["abc"]) == ""
+
+
+SOURCE = """
+from functools import lru_cache
+import numpy as np
+
+SCALES = {"one": [1, 2], "two": {3, 4}}
+ARRAY = np.arange(3.0)
+
+@lru_cache
+def cached(x):
+    return x + 1
+
+class Base:
+    rate: float = 0.5
+
+class Mine(Base):
+    def go(self, share=0.25):
+        import distant
+        return [cached(SCALES["one"][0] * share * n) for n in ARRAY], distant.FAR
+
+    @property
+    def best(self):
+        return {"a", "b", "c"}
+
+def unrelated():
+    return 1
+"""
+PRINT = "import sys, plain; from riffle.common.process.plugins import fingerprint as f; "
+
+
+def printed(folder: Path, source: str, distant: str = "FAR = 1") -> str:
+    """Returns the fingerprint that a fresh process computes."""
+    (folder / "plain.py").write_text(source)
+    (folder / "distant.py").write_text(distant)
+    program = f"import sys; sys.path.insert(0, {str(folder)!r}); {PRINT} print(f(plain.Mine))"
+    command = [sys.executable, "-B", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_a_fingerprint_is_of_the_code_and_all_that_it_uses(tmp_path: Path) -> None:
+    first = printed(tmp_path, SOURCE)
+    assert first == printed(tmp_path, SOURCE), "the order of sets differs from process to process"
+    assert first == printed(tmp_path, "# a comment\n" + SOURCE.replace("return 1\n", "return 2\n"))
+    changes = ("x + 1", "1, 2", "3, 4", "3.0", "0.5", "0.25", '"b"')
+    others = [printed(tmp_path, SOURCE.replace(old, f"{old}5")) for old in changes[:-1]]
+    others += [
+        printed(tmp_path, SOURCE.replace('"b"', '"d"')),
+        printed(tmp_path, SOURCE, "FAR = 2"),
+    ]
+    assert len({first, *others}) == 1 + len(changes) + 1
+
+
+def test_state_that_is_no_code_and_cycles_are_no_obstacle() -> None:
+    import threading
+
+    lock = threading.Lock()
+    loop: list[int] = []
+    assert fingerprint(lambda: lock) == fingerprint(lambda: lock)
+
+    def again(n: int) -> int:
+        return again(n - 1) if n else len(loop)
+
+    assert len(fingerprint(again)) == 16

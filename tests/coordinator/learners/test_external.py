@@ -34,7 +34,12 @@ def files(name: str) -> dict[str, str]:
 
 AT_ONCE = [
     ("NoNext", {}, "abstract method"),
-    ("NoLearner", {}, "a NoLearner is no learner, it has no next_deployment, no summary"),
+    (
+        "NoLearner",
+        {},
+        "a NoLearner is no learner, it has no next_deployment, no summary: make it a subclass of "
+        "riffle.OwnLearner",
+    ),
     ("Raises", {}, f"KeyError: 'deployment' {line_after('class Raises(')}"),
     (
         "RaisesInALibrary",
@@ -47,7 +52,11 @@ AT_ONCE = [
     ("WrongPurpose", {}, "purpose must be one of crude, fine, exploit, manual, not 'try'"),
     ("WrongMixture", {}, "returned ndarray, which is not a Mixture"),
     ("WrongAction", {}, "an action outside 0..1"),
-    ("ExploreThenCommit", {"share": 2.0}, "cannot deploy 80 episodes; 40 of K are left"),
+    (
+        "ExploreThenCommit",
+        {"share": 2.0},
+        "cannot deploy 80 episodes; 40 of K are left (own_learner.py, line ",
+    ),
     ("ExploreThenCommit", {"share": 0.0}, "cannot deploy 0 episodes"),
     (
         "ExploreThenCommit",

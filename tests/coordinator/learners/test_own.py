@@ -1,6 +1,9 @@
 """The base class of learners: its books, its checks, its plain model."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,6 +95,46 @@ def test_a_model_of_counts_is_their_ratios_and_noise_alone_is_no_reward() -> Non
     P, r = estimate(counts_of(layout, 500, 0.6))  # a third of the noise's deviation of 2
     np.testing.assert_allclose(P.sum(-1), 0.3)
     np.testing.assert_allclose(r, 0.15)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_counts_of_steps_that_are_alike_are_pooled(supported: bool) -> None:
+    """Each step's counts are lopsided; only their sums over steps, with their noise, are right."""
+    layout = CounterLayout(MDP.sizes, "joint", None, MDP.declaration.support if supported else None)
+    P = np.where(layout.possible, MDP.P, 0.0)
+    visits = np.where(P.sum(-1) > 0, np.array([10.0, 50.0, 600.0])[:, None, None], 0.0)
+    noise = np.where(layout.possible, 4.0, 0.0)
+    counts = BatchCounts(
+        layout, 1000, visits[..., None] * P, visits, visits * MDP.r,
+        noise, noise.sum(-1), noise.max(-1),
+    )  # fmt: skip
+    model, r = estimate(counts, alike=True)
+    np.testing.assert_allclose(model, MDP.P)
+    np.testing.assert_allclose(r, MDP.r)
+    twice = 2 * visits[:, 2, 1].sum()
+    noisy = replace(counts, visit_variance=np.full(visits.shape, twice**2 / 3))
+    np.testing.assert_allclose(estimate(noisy, alike=True)[1][:, 2], MDP.r[:, 2] / 2)
+    learner = Half(replace(problem(), homogeneous=True))
+    learner.improve(counts)
+    assert learner.value == pytest.approx(optimal_value(MDP))
+
+
+def test_the_documented_sum_of_batches_sums_counts_and_noise() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "own.md").read_text()
+    (block,) = re.findall(r"```python\n(# pooled.py\n.*?)```", page, re.DOTALL)
+    known: dict[str, Any] = {}
+    exec(block, known)  # noqa: S102  (our own page)
+    one = counts_of(CounterLayout(MDP.sizes, "joint", None), 500, 9.0)
+    both = known["pooled"](one, one)
+    assert both.n == 1000
+    for name in fields(BatchCounts)[2:-1]:
+        np.testing.assert_array_equal(getattr(both, name.name), 2 * getattr(one, name.name))
+    np.testing.assert_allclose(estimate(both)[1], estimate(one)[1])
+
+
+def test_numpy_integers_are_numbers_of_episodes() -> None:
+    deployment = Half(problem()).deploy(np.zeros((3, 3)), np.int64(10))  # type: ignore[arg-type]
+    assert type(deployment.n) is int
 
 
 def test_a_model_needs_rewards() -> None:

@@ -196,7 +196,7 @@ def test_the_caption_says_once_what_curves_share(tmp_path: Path) -> None:
 def test_a_table_counts_seeds_and_names_absent_points(tmp_path: Path) -> None:
     figure, series = example_figure(tmp_path, "epsilon")
     text = table(figure, series, 2)
-    assert "| SDP-PE | 20 [14, 27] | 20 | 101 | 100% |" in text
+    assert "| SDP-PE | 20 [14, 27] | 20 | 100 / 101 | 100% |" in text
     assert "| SDP-PE | 2: 1 of 2 seeds: no |" in text
     assert "| SDP-PE | 9: too slow |" in text
     assert "c=0 / 1" in text

@@ -35,7 +35,8 @@ def test_every_environment_runs_with_its_defaults(name: str) -> None:
         ("riverswim", {}, "did you mean 'RiverSwim-v0'?"),
         ("Bandit-v1", {}, "did you mean 'Bandit-v0'?"),
         ("Chess-v0", {}, "known are Bandit-v0"),
-        ("CartPole-v1", {}, "Gymnasium's, such as gymnasium:FrozenLake-v1"),
+        ("Chess-v0", {}, "Gymnasium's, such as gymnasium:FrozenLake-v1"),
+        ("FrozenLake-v1", {}, "did you mean 'gymnasium:FrozenLake-v1'?"),
         ("RiverSwim-v0", {"foo": 3}, "there is no parameter 'foo'; known are states, horizon"),
         ("gymnasium:FrozenLake-v1", {"map": 8}, "unexpected keyword argument 'map'"),
         ("gymnasium:CliffWalking-v1", {}, "from -100 to -1, which is outside [0, 1]: declare them"),
@@ -106,7 +107,11 @@ def test_an_mdp_from_a_file(tmp_path: Path) -> None:
         ({"d1": [0.5, 0.2, 0.2]}, "distribution"),
         ({"d1": "x"}, "d1"),
         ({"r": [[10**400, 0], [0, 0], [0, 0]]}, "too large"),
-        ({"r": [[2, 2], [0, 0], [0, 0]]}, "reward"),
+        (
+            {"r": [[1, 2], [0, 0], [0, 0]]},
+            r"r\[0, 0, 1\] is 2; reward means must lie in \[0, 1\]: scale",
+        ),
+        ({"P": [[[0.5, 0, 0]] * 2] * 3}, r"P\[0, 0, 0\] is \[0.5 0. 0. \]; a distribution has no"),
     ],
 )
 def test_a_wrong_file_is_explained(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
