@@ -67,7 +67,7 @@ class Shuffler:
         self.batches = BatchLifecycle(
             self._store, self._vault, settings, lambda: self.now, self.changes, self.metrics
         )
-        self._shown: dict[tuple[str, str, int], wire.Conservation] = {}
+        self._shown: dict[tuple[str, str], tuple[int, wire.Conservation]] = {}
         self._open = VersionedCache(
             lambda: self.batches.tidied(batch_rows.open_batches, self.now),
             lambda: (self._store.writes, self.now),
@@ -209,11 +209,14 @@ class Shuffler:
         record = await self.batches.tidied(conservation, batch_id)
         if whole:
             return record
+        now, key = self.now, (batch_id, record.state)
         if len(self._shown) >= MAX_RECORDS:
-            self._shown.clear()
-        key = (batch_id, record.state, self.now // REFRESH_SECONDS)
-        coarse = for_coordinator(record, show_fill=self.settings.show_fill)
-        return self._shown.setdefault(key, coarse)
+            self._shown = {k: v for k, v in self._shown.items() if now < v[0] + REFRESH_SECONDS}
+        since, shown = self._shown.get(key, (0, None))
+        if shown is None or not since <= now < since + REFRESH_SECONDS:
+            shown = for_coordinator(record, show_fill=self.settings.show_fill)
+            self._shown[key] = now, shown
+        return shown
 
     async def ready(self) -> None:
         """Raises LocalError ``unavailable``, with the reason, unless store and vault work."""

@@ -9,6 +9,8 @@ from sqlalchemy import delete, update
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
+from riffle.common.protocol.wire import BatchState, BatchStatus, Conservation, MessageFlow
+from riffle.shuffler import metrics, rules
 from riffle.shuffler.rules import Decision, Outcome
 from riffle.shuffler.store.schema import batches
 from riffle.shuffler.store.schema import reports as stored
@@ -281,6 +283,79 @@ def test_a_short_batch_tells_the_coordinator_tenths_at_most(api: Api, n: int) ->
         api.outcomes(batch, [(lease.lease, batch.report()) for lease in held[:reports]])
         api.abandon(batch)
     assert seen_by_the_coordinator(api, one) == seen_by_the_coordinator(api, other)
+
+
+def whole_views(n: int, state: BatchState, k: int) -> tuple[Conservation, BatchStatus]:
+    """The operator's record and status of a batch with k reports."""
+    held, dropped = (k, {}) if state == "open" else (0, {"expire": k})
+    record = Conservation(
+        batch_id="00" * 16,
+        state=state,
+        n=n,
+        messages_a_report=3,
+        fill_tenths=10 * k // n,
+        accepted=k,
+        held=held,
+        forwarded=0,
+        dropped=dropped,
+        rejected={"late": k},
+        messages=MessageFlow(accepted=3 * k, held=3 * held, forwarded=0, dropped=3 * (k - held)),
+        balanced=True,
+    )
+    status = BatchStatus(
+        batch_id="00" * 16,
+        state=state,
+        n=n,
+        declined=("too-slow",),
+        reports=k,
+        leased=n - k,
+        episodes=n,
+        dropped={"late": k},
+    )
+    return record, status
+
+
+@pytest.mark.parametrize("show", [True, False])
+@pytest.mark.parametrize("state", ["open", "abandoned"])
+@pytest.mark.parametrize("n", [99, 100, 1_000])
+def test_what_the_coordinator_sees_follows_from_the_tenth_alone(
+    n: int, state: BatchState, show: bool
+) -> None:
+    """Not even the first and the last reports of a batch show more."""
+    batch = {"batch_id": "00" * 16, "state": state, "n": n}
+    status_seen = batch | {"declined": ["too-slow"]}
+    status_seen |= {"episodes": n} if state == "abandoned" else {}
+    record_seen = batch | {"messages_a_report": 3, "balanced": True}
+    for k in range(n):
+        record, status = whole_views(n, state, k)
+        tenth = {"fill_tenths": 10 * k // n} if show and n >= rules.SMALLEST_SHOWN else {}
+        seen = metrics.for_coordinator(record, show_fill=show)
+        assert seen.model_dump(mode="json", exclude_none=True) == record_seen | tenth, k
+        shown = rules.for_coordinator(status)
+        assert shown.model_dump(mode="json", exclude_none=True) == status_seen, k
+
+
+@pytest.mark.parametrize(("phase", "remembered"), [(0, 1_024), (5, 1_024), (0, 1)])
+def test_every_tenth_shows_ten_seconds_after_the_one_before(
+    api: Api, phase: int, remembered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the coordinator looks first, and at however many batches."""
+    monkeypatch.setattr("riffle.shuffler.core.MAX_RECORDS", remembered)
+    api.clock.now += phase
+    batch, other = api.deposit(100), api.deposit(100, deployment=1)
+    before = seen_by_the_coordinator(api, batch)
+    for tenth in range(10):
+        assert before[1]["fill_tenths"] == tenth
+        people = [user(number) for number in range(10 * tenth, min(10 * tenth + 10, 99))]
+        for seconds, some in ((1, people[:9]), (3, people[9:]), (5, [])):
+            api.clock.now += seconds
+            if some:
+                held = api.leases(batch, some)
+                api.outcomes(batch, [(lease.lease, batch.report()) for lease in held])
+            record(api, other, COORDINATOR_TOKEN)
+            assert seen_by_the_coordinator(api, batch) == before
+        api.clock.now += 1
+        before = seen_by_the_coordinator(api, batch)
 
 
 @pytest.mark.parametrize(("n", "show"), [(99, True), (100, False)])
