@@ -134,10 +134,10 @@ class UserLease:
     async def report(self) -> None:
         """Sends the report, and returns when the shuffler has stored it.
 
-        While the shuffler is away or a file cannot be used, waits until the batch is over. If the
-        call is cancelled, the report is still sent. Raises LocalError ``wrong-state`` if steps are
-        missing, LocalError ``late`` if the episode is over, and RemoteError if the shuffler refuses
-        the report.
+        While the shuffler is away, waits until the batch is over; while a file cannot be used,
+        waits until it can. If the call is cancelled, the report is still sent. Raises LocalError
+        ``wrong-state`` if steps are missing, LocalError ``late`` if the episode is over, and
+        RemoteError if the shuffler refuses the report.
         """
         if len(self.open_steps()) < (H := self._app.sizes.H):
             detail = f"{self.step} of {H} steps are recorded; or give up"
@@ -334,17 +334,22 @@ class Participant(AsyncExitStack):
         return job
 
     async def _deliver(self, held: UserLease) -> None:
-        """Sends a user's report. Repeats this while the lease lasts and nobody has refused it."""
-        while self._clock() < held.row.lease.expires_at:
+        """Sends a user's report. Repeats this while the lease lasts and nobody has refused it.
+
+        After the lease, forgets the user as soon as the file can be written.
+        """
+        while True:
             try:
-                return await self._upload(held)
+                if self._clock() < held.row.lease.expires_at:
+                    return await self._upload(held)
+                self._forget(held)
+                break
             except RiffleError as error:
                 JOURNAL.problem("reports-refused", error, batch_id=held.row.batch_id)
                 if isinstance(error, RemoteError):
                     self._forget(held)
                     raise
             await self._sleep(RETRY_SECONDS)
-        self._forget(held)
         raise LocalError("late", "the lease ended before the report could be sent")
 
     async def _upload(self, held: UserLease) -> None:

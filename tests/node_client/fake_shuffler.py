@@ -134,7 +134,10 @@ class FakeShuffler:
 
     async def descriptor(self, request: Request) -> Response:
         self._node(request)
-        batch = self.batches[request.path_params["id"]]
+        batch = self.batches.get(request.path_params["id"])
+        if batch is None:
+            error = RemoteError("unknown-batch", "no such batch")
+            return JSONResponse(error.document(), error.status, media_type=MEDIA_TYPE)
         return Response(batch.signed.model_dump_json(), media_type="application/json")
 
     async def lease(self, request: Request) -> Response:

@@ -5,8 +5,8 @@ import heapq
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from riffle.node_client import main as module
 from riffle.node_client.episode import encode_episode
 from riffle.node_client.ledger import NAME, Limit, PersonalLedger
 from riffle.node_client.participant import Participant, UserLease
+from riffle.node_client.runner import RETRY_SECONDS
 from riffle.node_client.sealing import seal_reports
 from riffle.node_client.users import Users, opaque_id
 from tests.node_client import world
@@ -921,3 +922,91 @@ def test_an_app_that_is_too_slow_takes_no_slot_and_says_so(
 
     asyncio.run(go())
     assert (app.fake.requests["leases"], app.fake.declined) == (0, ["too-slow"])
+
+
+TROUBLES = (
+    "none",
+    "the shuffler is away",
+    "the report is refused",
+    "the batch is unknown",
+    "the credential is gone",
+)
+
+
+@contextmanager
+def trouble(app: App, what: str, node_id: str) -> Iterator[None]:
+    """Something that hinders the reports of a node until it is mended."""
+    fake, batches, file = app.fake, app.fake.batches, app.folder / "credentials.json"
+    credentials = file.read_text()
+    if what == "the shuffler is away":
+        fake.faults, fake.faulty = ["503"] * 10_000, ""
+    elif what == "the report is refused":
+        fake.lose_leases = True
+    elif what == "the batch is unknown":
+        fake.batches = {}
+    elif what == "the credential is gone":
+        left = [one for one in json.loads(credentials) if one["node_id"] != node_id]
+        file.write_text(json.dumps(left))
+    yield
+    fake.faults, fake.lose_leases, fake.batches = [], False, batches
+    file.write_text(credentials)
+
+
+async def killed_before_the_end(app: App, end: str) -> tuple[UserLease, bytes]:
+    """Plays an episode, kills the app, and lets the end pass; returns the mark of the steps."""
+    participant = await app.participant().__aenter__()
+    lease = await participant.lease("ann")
+    play(lease, 1, play(lease, 0, 0))
+    await app.kill(participant)
+    mark = steps_on_disk(lease)
+    assert mark in app.on_disk()
+    app.time.now = 1 + (lease.ends_at if end == "time" else lease.row.lease.expires_at)
+    return lease, mark
+
+
+@pytest.mark.parametrize("what", TROUBLES)
+@pytest.mark.parametrize("end", ["time", "lease"])
+def test_steps_of_an_episode_that_ended_while_the_app_was_off_leave_the_disk(
+    app: App, end: str, what: str
+) -> None:
+    """At the next start, whatever becomes of the report; and what is sent is noise."""
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=HOUR))
+
+    async def go() -> None:
+        lease, mark = await killed_before_the_end(app, end)
+        for now in (what, "none"):
+            with trouble(app, now, lease.row.node_id):
+                participant = await app.participant().__aenter__()
+                await quiet()
+                assert mark not in app.on_disk()
+                assert end == "time" or not participant._users.episodes()
+                await app.kill(participant)
+                assert mark not in app.on_disk()
+
+    asyncio.run(go())
+    assert len(batch.reports) == (end == "time" and what != "the report is refused")
+    assert not (batch.reports and counts(app.fake).any())
+
+
+@pytest.mark.parametrize("end", ["time", "lease"])
+def test_steps_that_a_full_disk_keeps_leave_it_when_it_can_be_written(
+    app: App, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = app.fake.deposit(world.signed(**SEED, episode_seconds=HOUR))
+
+    def full(*_: object) -> None:
+        raise LocalError("unavailable", "the disk is full")
+
+    async def go() -> None:
+        _, mark = await killed_before_the_end(app, end)
+        with monkeypatch.context() as patch:
+            patch.setattr(Users, "keep_episode", full)
+            participant = await app.participant().__aenter__()
+            await quiet()
+        await app.time.pass_by(RETRY_SECONDS)
+        await quiet()
+        assert mark not in app.on_disk()
+        await app.kill(participant)
+
+    asyncio.run(go())
+    assert len(batch.reports) == (end == "time")
