@@ -2,13 +2,15 @@
 
 import os
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import Connection, delete, event, func, insert, select, update
+from sqlalchemy.exc import OperationalError
 
 from riffle.common.mechanism.sums import KEY_BYTES
 from riffle.common.protocol import hpke
@@ -19,7 +21,8 @@ from riffle.shuffler.store.lease_rows import read_slots
 from riffle.shuffler.store.schema import metadata, report_keys, reports, sums
 from riffle.shuffler.store.vault import ReportCipher
 from tests.common.descriptors import ONE_MESSAGE
-from tests.shuffler.conftest import Api, both_engines, problem
+from tests.shuffler.conftest import Api, both_engines, problem, until
+from tests.shuffler.store.test_committer import Gate
 from tests.shuffler.world import Batch, descriptor_bytes, user
 
 pytestmark = pytest.mark.parametrize("aggregation", ["sums"], indirect=True)
@@ -126,6 +129,90 @@ def test_a_reused_key_is_refused_and_its_vector_not_added(api: Api) -> None:
     assert api.status(batch)["dropped"] == {"reused-key": 3}
     again = [(lease, batch.report(one)) for (lease, _), one in zip(uploads[2:], sent[2:])]  # noqa: B905
     assert api.outcomes(batch, again) == ["accepted"] * 2
+    assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
+
+
+UNDONE_BEFORE = {
+    "the sum is stored": "UPDATE sums",
+    "the tags of keys are stored": "INSERT INTO report_keys",
+    "the keys are stored": "INSERT INTO reports",
+    "the reports are counted": "UPDATE batches SET reports",
+    "the batch is sealed": "UPDATE batches SET state",
+    "the commit": "COMMIT",
+}
+"""The steps of an upload's transaction after its vectors were added, and how their SQL begins."""
+
+
+@contextmanager
+def undone_before(
+    api: Api, statement: str, error: Exception, times: int
+) -> Iterator[list[Exception]]:
+    """Raises an error before a statement, so many times; yields a list of the errors raised."""
+    engine, raised = api.core._store.engine, list[Exception]()
+
+    def execute(_connection: Connection, _cursor: object, text: str, *_: object) -> None:
+        if text.startswith(statement) and len(raised) < times:
+            raised.append(error)
+            raise error
+
+    def commit(connection: Connection) -> None:
+        execute(connection, None, "COMMIT")
+
+    event.listen(engine, "before_cursor_execute", execute)
+    event.listen(engine, "commit", commit)
+    try:
+        yield raised
+    finally:
+        event.remove(engine, "before_cursor_execute", execute)
+        event.remove(engine, "commit", commit)
+
+
+@both_engines
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        pytest.param(OperationalError("", {}, OSError("no disk")), 1, id="group fails"),
+        pytest.param(RuntimeError("a fault"), 1, id="group is run apart"),
+        pytest.param(RuntimeError("a fault"), 2, id="upload fails also apart"),
+    ],
+)
+def test_an_upload_that_is_undone_leaves_nothing_in_the_sum(
+    api: Api, error: Exception, times: int
+) -> None:
+    """After the failure, the node sends the upload again to the same process."""
+    for number, (step, statement) in enumerate(UNDONE_BEFORE.items()):
+        batch = api.deposit(deployment=number)
+        sent = [batch.messages() for _ in range(4)]
+        for one in frames(api, batch, sent, 4 * number):
+            with undone_before(api, statement, error, times) as raised:
+                answer = api.upload(batch, [one])
+            again = "replayed" if answer.status_code == 200 else "accepted"
+            assert api.outcomes(batch, [one]) == [again], step
+        assert raised, step
+        assert stored(api)[:2] == [number + 1, 4 * (number + 1)], step
+        assert batch.parts(api.messages(batch).content) == batch.handed_over(sent), step
+
+
+@both_engines
+def test_an_upload_that_is_run_again_without_its_neighbour_is_added_once(api: Api) -> None:
+    """Another write of the same transaction fails, so every write is undone and run apart."""
+    batch, committer = api.deposit(), api.core._store.committer
+    sent = [batch.messages() for _ in range(4)]
+
+    def fails(_: Connection) -> None:
+        raise RuntimeError
+
+    with ThreadPoolExecutor(1) as thread:
+        for one in frames(api, batch, sent):
+            gate = Gate()
+            committer.submit(gate)
+            assert gate.entered.wait(10)
+            answer = thread.submit(api.outcomes, batch, [one])
+            until(lambda: committer.waiting == 1)
+            failed = committer.submit(fails)
+            gate.leave.set()
+            assert answer.result() == ["accepted"]
+            assert isinstance(failed.exception(10), RuntimeError)
     assert batch.parts(api.messages(batch).content) == batch.handed_over(sent)
 
 

@@ -6,11 +6,12 @@ The simulation must find every one of them; see `test_simulation`.
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, Engine, update
 
-from riffle.common.mechanism.sums import add
+from riffle.common.mechanism.sums import Words, add
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.database import Head
 from riffle.coordinator.batches import shuffler_client
@@ -93,6 +94,19 @@ def replays_are_added_to_the_sum(patch: pytest.MonkeyPatch) -> None:
         return done
 
     patch.setattr(leasing, "store_reports", adding)
+
+
+def a_vector_outlives_its_transaction(patch: pytest.MonkeyPatch) -> None:
+    """The sum is kept in memory, so it keeps the vectors of an upload that is undone."""
+    read_sum, kept = report_rows.read_sum, WeakKeyDictionary[Engine, dict[str, Words]]()
+
+    def read_once(connection: Connection, batch: batch_rows.Batch, cipher: Any) -> Words:
+        sums = kept.setdefault(connection.engine, {})
+        if batch.batch_id not in sums:
+            sums[batch.batch_id] = read_sum(connection, batch, cipher)
+        return sums[batch.batch_id]
+
+    patch.setattr(report_rows, "read_sum", read_once)
 
 
 def handed_over_in_another_order(patch: pytest.MonkeyPatch) -> None:
@@ -185,6 +199,7 @@ PLANTED_BUGS = {
         answered_before_the_commit,
         replays_fill_the_batch,
         replays_are_added_to_the_sum,
+        a_vector_outlives_its_transaction,
         handed_over_in_another_order,
         asked_again_after_a_crash,
         acknowledged_before_it_is_settled,
