@@ -165,3 +165,13 @@ def test_every_rule_holds_for_every_kind_of_batch(fault: str) -> None:
         with pytest.raises(RemoteError) as caught:
             accept(signed, json.loads(signed.descriptor)["batch_id"], owner, world.NOW)
         assert caught.value.slug == slug, vector["name"]
+
+
+@pytest.mark.parametrize("place", range(0, 64, 7))
+def test_a_key_that_differs_from_its_pin_in_one_digit_is_refused(place: int) -> None:
+    signed, batch_id, own = world.signed(), world.descriptor().batch_id, world.ANALYZER.public.hex()
+    accept(signed, batch_id, world.demands(analyzer_keys=frozenset({own})), world.NOW)
+    pin = own[:place] + f"{int(own[place], 16) ^ 1:x}" + own[place + 1 :]
+    with pytest.raises(RemoteError) as caught:
+        accept(signed, batch_id, world.demands(analyzer_keys=frozenset({pin})), world.NOW)
+    assert caught.value.slug == "outdated-key"

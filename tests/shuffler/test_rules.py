@@ -244,3 +244,15 @@ def test_every_rule_holds_for_every_kind_of_batch(fault: str) -> None:
         with pytest.raises(RemoteError) as caught:
             accept_deposit(data, signature(data), json.loads(data)["batch_id"], owner, NOW)
         assert caught.value.slug == slug, vector["name"]
+
+
+@pytest.mark.parametrize("place", range(0, 64, 7))
+def test_a_key_that_differs_from_its_pin_in_one_digit_is_refused(place: int) -> None:
+    data = descriptor_bytes()
+    own, batch_id = (json.loads(data)[name] for name in ("analyzer_key", "batch_id"))
+    pin = own[:place] + f"{int(own[place], 16) ^ 1:x}" + own[place + 1 :]
+    pinned, other = (replace(demands({}), analyzer_keys=frozenset({key})) for key in (own, pin))
+    accept_deposit(data, signature(data), batch_id, pinned, NOW)
+    with pytest.raises(RemoteError) as caught:
+        accept_deposit(data, signature(data), batch_id, other, NOW)
+    assert caught.value.slug == "outdated-key"
