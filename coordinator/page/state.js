@@ -94,19 +94,20 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   const began = !settled ? "A guess" : doubt ? "In doubt" : (BEGUN[run.state] ?? (inUse ? "Learned and in use" : "So far"));
   const found = { value, settled, title: `${began}: a policy that earns about ${number(value, 3)} an episode` };
   if (radius === null) return { ...found, sure: "Not known: this learner states no error." };
-  const verdict = !settled ? "Not sure: with" : doubt ? "In doubt, for the reason below. Otherwise, with" : "Quite sure: with";
-  const grade = `${verdict} probability ${number(100 * (1 - run.spec.delta))} %`;
-  if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, listed, best, explores: run.state === "running" && !inUse }) };
+  const probability = `probability ${number(100 * (1 - run.spec.delta))} %`;
+  const grade = `${settled ? "Quite" : "Not"} sure: with ${probability}`;
+  const unless = settled && doubt ? { sure: `In doubt, as the box says. Without this doubt it would be sure with ${probability}.` } : {};
+  if (settled && listed && !byHand) return { ...found, title: `A policy within ${number(radius, 2)} an episode of the best`, sure: `At best quite sure (${probability}): its page shows if the reports are in doubt.` };
+  if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, best, explores: run.state === "running" && !inUse }), ...unless };
   const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
-  return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.` };
+  return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.`, ...unless };
 }
 
 /** The answer of a stage, which bounds how far its policy is below the best policy, whose value may be known. */
-function bounded({ value, settled, title }, radius, grade, { began, listed, best, explores }) {
+function bounded({ value, settled, title }, radius, grade, { began, best, explores }) {
   const [worth, loss] = [number(value, 3), number(radius, 2)];
   const more = explores ? " The run still explores, so the policy may change." : "";
   if (!settled) return { title: `A guess: a policy that may earn up to ${loss} an episode less than the best`, sure: `${grade}, no policy earns over ${loss} more. But that is more than the guess itself seems to earn, ${worth}.${more}` };
-  if (listed) return { title: `A policy within ${loss} an episode of the best`, sure: `${grade}, if no report lies and none is missing. Its page checks that.` };
   const known = `The best policy earns ${number(best, 3)}, as the supplied true values say.`;
   if (value === best) return { title: `${began}: a policy that earns between ${number(value - radius, 3)} and ${worth} an episode`, sure: `${grade}. ${known}${more}` };
   return { title: `${title}, at most ${loss} (${number((100 * radius) / value, 2)}\u00a0%) less than the best`, sure: `${grade}, no policy earns over ${loss} more. The ${worth} is an estimate and may be too high. ${best < Infinity ? known : ""}${more}`.trim() };

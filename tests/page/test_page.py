@@ -81,7 +81,7 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     answer, sure, step = rows.first.locator("td").all_inner_texts()[1:]
     assert answer.startswith("A policy" if settled else "A guess: a policy")
     if settled:
-        assert sure.startswith("Quite sure: with probability 95 %, if no report lies")
+        assert sure.startswith("At best quite sure (probability 95 %)")
     bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
     assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
     assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
@@ -392,9 +392,9 @@ def test_a_long_run_is_thinned_and_paged_and_has_an_uncounted_set(
     expect(page.locator("#batches-table tbody tr").first).to_contain_text("not known")
     expect(page.locator("#batches")).to_contain_text("without the shuffler\u2019s record")
     doubt = page.locator("#answer").get_by_role("alert")
-    expect(doubt).to_contain_text("only if the shuffler lost and added no reports")
-    expect(doubt).to_contain_text(f"all 60 batches looked at (of {LONG:,})")
-    expect(page.locator("#sure")).to_contain_text("In doubt, for the reason below")
+    expect(doubt).to_contain_text("only if the shuffler neither lost nor added reports")
+    expect(doubt).to_contain_text(f"all 60 batches checked so far (of {LONG:,})")
+    expect(page.locator("#sure")).to_contain_text("In doubt, as the box says")
     expect(page.locator("#next")).to_contain_text("Ask the shuffler\u2019s operator")
     expect(card(page, "Stages")).to_contain_text("its size is not counted")
     expect(page.locator("#stages-table tbody tr").first).to_be_visible()
