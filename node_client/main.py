@@ -11,7 +11,7 @@ from riffle.common.process.tracing import export_spans
 from riffle.common.protocol.verification import read_pins
 from riffle.node_client.environments.tabular import Environment
 from riffle.node_client.pipeline import Pipeline, Seal, Totals
-from riffle.node_client.runner import NodeState, Runner
+from riffle.node_client.runner import NodeState, OnStart, Runner
 from riffle.node_client.sealing import SealingPool
 from riffle.node_client.settings import Settings
 from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_client
@@ -24,21 +24,25 @@ CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 
 
-def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> Totals:
+def run(settings: Settings, *, on_start: OnStart = None) -> Totals:
     """Serves until a signal, then delivers the reports in progress; returns counts of reports.
 
-    Raises LocalError if a setting, a file or a credential is not usable. The detail names it.
+    Calls ``on_start`` when all files are read and the shuffler has answered. Raises LocalError if a
+    setting, a file or a credential is not usable. The detail names it.
     """
     with export_spans("node"):
         return asyncio.run(_run_until_signal(settings, on_start))
 
 
-async def serve(settings: Settings, stop: asyncio.Event, totals: Totals) -> None:
+async def serve(
+    settings: Settings, stop: asyncio.Event, totals: Totals, on_start: OnStart = None
+) -> None:
     """Serves until ``stop`` is set; counts reports in ``totals``. Raises the errors of `run`."""
     environment = settings.make_environment()
     with SealingPool(settings.workers) as pool:
         demands = settings.demands(environment)
         async with open_nodes(settings, demands, environment, pool.seal, totals) as runner:
+            runner.on_start = on_start
             await runner.run(stop)
 
 
@@ -78,11 +82,10 @@ async def open_nodes(
             )
 
 
-async def _run_until_signal(settings: Settings, on_start: Callable[[], None]) -> Totals:
+async def _run_until_signal(settings: Settings, on_start: OnStart) -> Totals:
     stop, totals = asyncio.Event(), Totals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    on_start()
-    await serve(settings, stop, totals)
+    await serve(settings, stop, totals, on_start)
     return totals

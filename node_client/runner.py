@@ -38,6 +38,7 @@ REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
 REFUSAL_DOUBLINGS = 6  # times that the pause after a refused check doubles, to ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
+OnStart = Callable[[], None] | None
 _REVOKED = frozenset({"unauthorized", "forbidden"})
 
 
@@ -82,6 +83,7 @@ class Runner:
     read_users: Callable[[], Mapping[str, Iterable[str]] | None] = lambda: None
     pins: Callable[[], frozenset[str] | None] = lambda: None
     pause: float = PAUSE_SECONDS
+    on_start: OnStart = None  # is called when the shuffler has answered once
     _jobs: OrderedDict[str, Job] = field(default_factory=OrderedDict)
     _users_version: tuple[int, int] | None = None
     _refused: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -144,7 +146,11 @@ class Runner:
         The shuffler waits up to ``wait`` seconds for a batch. Raises the errors of
         `ShufflerClient.open_batches`.
         """
+        wait = 0 if self.on_start else wait
         reply = await self.pipeline.shuffler.open_batches(node.credential.token, wait)
+        if self.on_start is not None:
+            self.on_start()
+            self.on_start = None
         self._away = False
         self.pipeline.timing.lease_seconds = reply.lease_seconds
         return [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]

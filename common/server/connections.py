@@ -12,6 +12,7 @@ closed. There is no bound per address: a proxy's address may stand for many hone
 
 import asyncio
 import json
+import logging
 import socket
 import sys
 from asyncio.sslproto import SSLProtocol
@@ -32,6 +33,7 @@ GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
 ACCEPTED_AT_ONCE = 64
+_SILENT = logging.Logger("lifespan", logging.CRITICAL)
 
 
 class _Protocol(HttpToolsProtocol):
@@ -175,6 +177,7 @@ class _Server(uvicorn.Server):
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.lifespan.logger = _SILENT  # `service.serve` raises the app's own error
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(uvicorn.config.STARTUP_FAILURE)

@@ -229,14 +229,14 @@ def serve(
 ) -> None:
     """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drains before it returns.
 
-    ``service`` is the app's name in traces. ``on_start`` is called when the port is bound.
+    ``service`` is the app's name in traces. ``on_start`` is called when the app has started.
     ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
     for changes (long polls, streams). Other requests have GRACE_SECONDS to finish.
 
     Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if TLS is missing off
     loopback, or if the TLS files cannot be used; the app's error if it fails to start.
     """
-    outermost = _Outermost(app)
+    outermost = _Outermost(app, on_start)
     config = _config(outermost, settings.tls())
     with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
         server = make_server(config, settings, on_stop)
@@ -246,7 +246,6 @@ def serve(
             signal.signal(number, server.handle_exit)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is a file
-        on_start()
         # Objects loaded by now stay until the end. If they were not frozen, every full collection
         # would visit them all and delay the request that triggers it.
         gc.collect()
@@ -261,21 +260,23 @@ def serve(
 
 
 class _Outermost:
-    """ASGI middleware that sets the ``Date`` of answers and keeps the error of a failed start.
+    """ASGI middleware that dates answers, reports the start, and keeps the error of a failed one.
 
     This date is the time at which an answer began. uvicorn's date is the time of the request, so
     after a long poll a peer would mistake the wait for clock skew. The error is kept because
     uvicorn only logs the text of a failed start.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, on_start: Callable[[], None]) -> None:
+        self._app, self._on_start = app, on_start
         self.startup_error: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_dated(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [(b"date", _date(int(time.time()))), *message["headers"]]
+            elif message["type"] == "lifespan.startup.complete":
+                self._on_start()
             await send(message)
 
         try:

@@ -2,9 +2,9 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,33 +21,37 @@ if __name__ == "__main__":
     totals = run(Settings.load(), on_start=lambda: print("started", flush=True))
     print(totals.episodes, flush=True)
 """
-NOBODY = "http://127.0.0.1:9"
+EMPTY = b'{"batches": [], "lease_seconds": 120}'
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, url: str) -> subprocess.Popen[str]:
     program = folder / "node.py"
     program.write_text(PROGRAM)
-    environment = os.environ | variables(folder, SHUFFLER_URL=NOBODY, WORKERS="1")
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, str(program)],
-        env=environment | {"PYTHONPATH": str(Path.cwd())},
+        env=os.environ | variables(folder, SHUFFLER_URL=url, WORKERS="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    return process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_node_that_cannot_reach_its_shuffler(
-    number: signal.Signals, tmp_path: Path
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_node_has_started_once_its_shuffler_answers_and_a_signal_ends_it(
+    number: signal.Signals, answers: bool, tmp_path: Path
 ) -> None:
-    process = start(tmp_path)
-    time.sleep(0.2)
-    process.send_signal(number)
-    output, errors = process.communicate(timeout=20)
+    with socket.create_server(("127.0.0.1", 0)) as shuffler:
+        process = start(tmp_path, f"http://127.0.0.1:{shuffler.getsockname()[1]}")
+        connection, _ = shuffler.accept()
+        with connection:
+            if answers:
+                head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(EMPTY) + EMPTY)
+                assert process.stdout is not None
+                assert process.stdout.readline() == "started\n"
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=20)
     assert (process.returncode, output, errors) == (0, "0\n", "")
 
 
@@ -71,5 +75,5 @@ def test_a_node_that_cannot_start_reports_why(
         run(settings)
     settings = load(tmp_path, monkeypatch, ENVIRONMENT="RiverSwim-v0")
     settings.credentials_file.unlink()
-    with pytest.raises(LocalError, match="cannot read"):
+    with pytest.raises(LocalError, match="no node is enrolled yet: say 'riffle network enrol'"):
         run(settings)

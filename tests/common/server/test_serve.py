@@ -197,8 +197,10 @@ def test_an_interrupt_is_a_drain_too_even_before_the_first_request() -> None:
         pass
 
 
-def test_a_service_that_cannot_start_says_why() -> None:
-    port = free_port()
+def test_a_service_that_cannot_start_says_why_and_serves_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port, started = free_port(), []
 
     @asynccontextmanager
     async def broken(_: FastAPI) -> AsyncIterator[None]:
@@ -209,10 +211,17 @@ def test_a_service_that_cannot_start_says_why() -> None:
     mine = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with pytest.raises(LocalError, match="newer Riffle"):
-            serve_here(FastAPI(lifespan=broken), "127.0.0.1", port)
+            serve(
+                FastAPI(lifespan=broken),
+                settings("127.0.0.1", port, None),
+                "test",
+                lambda: started.append("serving"),
+                lambda: None,
+            )
     finally:  # a service's process ends with it; this one still heeds Ctrl-C
         for number, handler in mine.items():
             signal.signal(number, handler)
+    assert (started, caplog.records) == ([], []), "no line of a library"
 
 
 def test_idle_connections_outlive_those_of_all_clients() -> None:
