@@ -6,6 +6,7 @@ Only the operator calls the coordinator, so all routes under /v1 need the operat
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -63,7 +64,8 @@ def create_app(
             if client is None:
                 client = ShufflerClient.connect(settings.shuffler_url, token, verify)
                 closing.push_async_callback(client.close)
-            store = Store(settings.url, settings.head("coordinator", meta), keys.active)
+            head = replace(settings.head("coordinator", meta), forgotten="what runs did and spent")
+            store = Store(settings.url, head, keys.active)
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)

@@ -244,7 +244,8 @@ class Shuffler:
 def store_head(settings: Settings) -> Head:
     """Returns the head of a shuffler's store."""
     head = settings.head(f"shuffler {settings.shuffler_id}", meta)
-    return replace(head, on_accept=batch_rows.abandon_open)
+    forgotten = "who reported, who was enrolled, who was revoked"
+    return replace(head, on_accept=batch_rows.abandon_open, forgotten=forgotten)
 
 
 def preflight(settings: Settings) -> None:

@@ -150,13 +150,16 @@ class Head(HeadFolder):
     """The head of the store called ``name``, whose table of named numbers is ``meta``.
 
     ``accepted`` is the value of the operator's setting ``variable``; see `start`. `start` calls
-    ``on_accept`` in the transaction that accepts an older database. ``trouble`` says why nothing
-    may be written any more.
+    ``on_accept`` in the transaction that accepts an older database. ``forgotten`` says what such a
+    database lacks, and ``url_variable`` is the setting that names the database. ``trouble`` says
+    why nothing may be written any more.
     """
 
     meta: Table
     variable: str = ""
+    url_variable: str = ""
     accepted: int | None = None
+    forgotten: str = "what was answered"
     on_accept: Callable[[Connection], None] = lambda _: None
     older_accepted: bool = field(default=False, init=False)
     trouble: LocalError | None = field(default=None, init=False)
@@ -188,12 +191,12 @@ class Head(HeadFolder):
         number, head = self._read(connection), self.written()
         if number < head:
             if self.accepted != head:
+                first = "." if number else f"; does {self.url_variable} name the right one?"
                 raise LocalError(
                     "unavailable",
                     f"it is empty or an older copy: its head is {number}, and {head} in "
-                    f"{self.folder}. It has forgotten what was answered since: who reported, who "
-                    "was revoked, what was spent. Restore the newest copy, or set "
-                    f"{self.variable}={head} to go on without",
+                    f"{self.folder}{first} It has forgotten {self.forgotten} since then. Restore "
+                    f"the newest copy, or set {self.variable}={head} to go on without",
                 )
             self.older_accepted, number = True, head + 1
             write_number(connection, self.meta, HEAD_KEY, number)

@@ -115,8 +115,9 @@ class ServerSettings(RoleSettings):
 
     def head(self, name: str, meta: Table) -> Head:
         """Returns the head of this service's store (see `common.server.database.Head`)."""
-        folder, variable = self.head_dir or self.signing_key_file.parent, "ACCEPT_OLDER_STORE"
-        return Head(folder, name, meta, f"{self.prefix()}{variable}", self.accept_older_store)
+        folder, accepted = self.head_dir or self.signing_key_file.parent, self.accept_older_store
+        variables = (f"{self.prefix()}ACCEPT_OLDER_STORE", f"{self.prefix()}STORE_URL")
+        return Head(folder, name, meta, *variables, accepted)
 
     def operator_hash(self) -> str:
         """Returns the SHA-256 of the operator's token, hex."""

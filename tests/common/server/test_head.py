@@ -20,7 +20,7 @@ both_engines = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect
 
 def head(folder: Path, accepted: int | None = None, name: str = "a store") -> Head:
     folder.mkdir(exist_ok=True)
-    return Head(folder, name, meta, "ACCEPT", accepted)
+    return Head(folder, name, meta, "ACCEPT", "STORE_URL", accepted)
 
 
 def change(engine: Engine, of: Head) -> int:
@@ -77,7 +77,9 @@ def test_an_emptied_database_is_refused(
     engine.dispose()
     emptied()
     for _ in range(2):
-        with pytest.raises(LocalError, match=r"is 0, and 3 in .* or set ACCEPT=3") as caught:
+        with pytest.raises(
+            LocalError, match=r"and 3 in .*; does STORE_URL .* set ACCEPT=3"
+        ) as caught:
             reopen(url, head(tmp_path / "secrets"))
         assert caught.value.slug == "unavailable"
         assert "\n" not in caught.value.detail
@@ -208,6 +210,7 @@ def test_a_copy_of_postgresql_restored_as_documented_is_refused(url: str, tmp_pa
     change(engine, of)
     engine.dispose()
     subprocess.run(restore, cwd=tmp_path, check=True)
-    with pytest.raises(LocalError, match="is 1, and 2 in"):
+    with pytest.raises(LocalError, match="is 1, and 2 in") as caught:
         reopen(url, head(tmp_path / "secrets"))
+    assert "STORE_URL" not in caught.value.detail
     reopen(url, head(tmp_path / "secrets", accepted=2))
