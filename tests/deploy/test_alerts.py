@@ -23,33 +23,92 @@ class Situation(NamedTuple):
     values: str
     quiet: int
     fires: int
+    summary: str
+    severity: str = "warning"
     labels: tuple[tuple[str, str], ...] = ()
 
 
 JOB = (("job", "riffle-shuffler"),)
+ONE = (*JOB, ("instance", "a:8401"))
+OF_ONE = '{job="riffle-shuffler",instance="a:8401"}'
 REQUESTS = 'riffle_requests_total{job="riffle-shuffler",status="500"}'
 STEPS = 'riffle_coordinator_steps_failed_total{problem="unreachable"}'
+CERTIFICATE = 'riffle_certificate_end_seconds{job="riffle-shuffler"}'
+DISK = 'riffle_shuffler_disk_free_bytes{job="riffle-shuffler"}'
+DROPPED = 'riffle_shuffler_reports_dropped{reason="seal"}'
+WAITING = 'riffle_shuffler_batches{state="sealed"}'
 SITUATIONS = {
-    "RiffleDown": Situation('up{job="riffle-shuffler"}', "1x4 0x20", 6, 7, JOB),
-    "RiffleNotReady": Situation('riffle_ready{job="riffle-shuffler"}', "1x4 0x20", 9, 10, JOB),
+    "RiffleDown": Situation(
+        f"up{OF_ONE}",
+        "1x4 0x20",
+        6,
+        7,
+        "a:8401 (riffle-shuffler) does not answer",
+        "critical",
+        ONE,
+    ),
+    "RiffleNotReady": Situation(
+        f"riffle_ready{OF_ONE}",
+        "1x4 0x20",
+        9,
+        10,
+        "a:8401 (riffle-shuffler) is not ready",
+        "critical",
+        ONE,
+    ),
     # The clock of these tests starts at 0, and 30 days are 2,592,000 seconds.
     "RiffleCertificateEnds": Situation(
-        'riffle_certificate_end_seconds{job="riffle-shuffler"}', "2592300x4 2500000x9", 4, 5, JOB
+        CERTIFICATE,
+        "2592300x4 2500000x9",
+        4,
+        5,
+        "a TLS certificate of riffle-shuffler ends soon",
+        labels=JOB,
     ),
-    "RiffleErrors": Situation(REQUESTS, "0x4 20+20x30", 9, 12, JOB),
+    "RiffleErrors": Situation(
+        REQUESTS,
+        "0x4 20+20x30",
+        9,
+        12,
+        "riffle-shuffler answers requests with 5xx",
+        "critical",
+        JOB,
+    ),
     "RiffleDiskLow": Situation(
-        'riffle_shuffler_disk_free_bytes{job="riffle-shuffler"}', "2e9x4 1e9x20", 9, 10, JOB
+        DISK, "2e9x4 1e9x20", 9, 10, "riffle-shuffler has less than 1 GiB of disk left", labels=JOB
     ),
     # A single report that was lost is enough. Its reason is exported as 0 from the start.
     "RiffleReportsDropped": Situation(
-        'riffle_shuffler_reports_dropped{reason="seal"}', "0x4 1x9", 4, 5
+        DROPPED, "0x4 1x9", 4, 5, "reports were dropped before their batch was handed over"
     ),
-    "RiffleBatchWaits": Situation('riffle_shuffler_batches{state="sealed"}', "0x4 1x90", 64, 65),
-    "RiffleMessagesFail": Situation("riffle_coordinator_messages_failed", "0x4 1x9", 4, 5),
-    "RiffleCountsSuspicious": Situation("riffle_coordinator_suspicious_batches", "0x4 1x9", 4, 5),
-    "RiffleRunsWait": Situation("riffle_coordinator_runs_waiting", "0x4 1x9", 4, 5),
-    "RiffleStepsFail": Situation(STEPS, "0x4 1+1x40", 14, 17, (("problem", "unreachable"),)),
-    "RiffleSeeded": Situation("riffle_coordinator_seeded_batches", "0x4 1x9", 4, 5),
+    "RiffleBatchWaits": Situation(
+        WAITING, "0x4 1x90", 64, 65, "a complete batch waits for its coordinator"
+    ),
+    "RiffleMessagesFail": Situation(
+        "riffle_coordinator_messages_failed", "0x4 1x9", 4, 5, "messages do not open"
+    ),
+    "RiffleCountsSuspicious": Situation(
+        "riffle_coordinator_suspicious_batches", "0x4 1x9", 4, 5, "a batch's counts are suspicious"
+    ),
+    "RiffleRunsWait": Situation(
+        "riffle_coordinator_runs_waiting", "0x4 1x30", 19, 20, "runs have waited for 15 minutes"
+    ),
+    "RiffleStepsFail": Situation(
+        STEPS,
+        "0x4 1+1x40",
+        14,
+        17,
+        "steps of runs fail: unreachable",
+        labels=(("problem", "unreachable"),),
+    ),
+    "RiffleSeeded": Situation(
+        "riffle_coordinator_seeded_batches",
+        "0x4 1x9",
+        4,
+        5,
+        "seeded batches, which are for tests only, were counted",
+        "critical",
+    ),
 }
 
 
@@ -63,7 +122,9 @@ def promtool() -> str:
 
 
 def _expected(alert: str, situation: Situation, minute: int) -> dict[str, object]:
-    fires = [{"exp_labels": dict(situation.labels)}] if minute == situation.fires else []
+    labels = dict(situation.labels) | {"severity": situation.severity}
+    alerting = {"exp_labels": labels, "exp_annotations": {"summary": situation.summary}}
+    fires = [alerting] if minute == situation.fires else []
     return {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": fires}
 
 
