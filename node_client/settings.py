@@ -230,6 +230,9 @@ class Settings(configuration.DemandSettings):
         Raises LocalError ``invalid-spec`` if the file is unreadable, malformed or empty, or names a
         node twice.
         """
+        if not self.credentials_file.exists():
+            why = "cannot read it, no node is enrolled yet: say 'riffle network enrol'"
+            raise _bad_file("credentials", self.credentials_file, why)
         credentials = _read("credentials", self.credentials_file, _CREDENTIALS)
         nodes = {credential.node_id for credential in credentials}
         if len(nodes) != len(credentials) or not credentials:
@@ -242,10 +245,11 @@ class Settings(configuration.DemandSettings):
         Raises LocalError ``invalid-spec`` if the file is unreadable or malformed, names a user
         twice, or names other nodes than the credentials file does.
         """
-        if self.users_file is None or self.users_key is None:
+        if self.users_file is None:
             return None
-        users = _read("users", self.users_file, _USERS)
         nodes = {credential.node_id for credential in self.credentials()}
+        key = self.users_key or b""  # `_check_users` demands it
+        users = _read("users", self.users_file, _USERS)
         faults = [f"node {node} has no credential" for node in sorted(users.keys() - nodes)]
         faults += [f"no users of node {node}" for node in sorted(nodes) if not users.get(node)]
         people = [user for of_node in users.values() for user in of_node]
@@ -253,7 +257,6 @@ class Settings(configuration.DemandSettings):
             faults.append("a user is named twice; one person has one id, at one node")
         if faults:
             raise _bad_file("users", self.users_file, faults[0])
-        key = self.users_key
         return {node: [opaque_id(key, user) for user in ids] for node, ids in users.items()}
 
 

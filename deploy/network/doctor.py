@@ -19,7 +19,7 @@ import httpx
 from cryptography import x509
 
 from riffle.common.process.configuration import RoleSettings, similar_variable
-from riffle.common.process.endpoint import failure_reason
+from riffle.common.process.endpoint import failure_reason, split_urls
 from riffle.common.protocol.errors import LocalError
 from riffle.common.protocol.hpke import KeyPair, OpenError, open_sealed, seal
 from riffle.common.server.at_rest import is_sealed
@@ -71,6 +71,8 @@ def examine(folder: Path, ports: list[int], network: Path | None, urls: list[str
         findings += check_encryption(network)
         findings += check_certificates(network, datetime.datetime.now(datetime.UTC))
         findings += check_settings_files(network)
+        files = sorted((network / "operator").glob("*_url"))
+        urls = urls or [url for file in files for url in split_urls(file.read_text())]
         file = network / "operator" / "ca.pem"
         ca_file = file if file.exists() else None
     return findings + [finding for url in urls for finding in check_service(url, ca_file)]
@@ -193,7 +195,9 @@ def check_settings_files(network: Path) -> Iterator[Finding]:
 
 def _settings(role: type[RoleSettings], file: Path | None) -> Finding:
     try:
-        role.load(file)
+        settings = role.load(file)
+        if isinstance(settings, NodeSettings):
+            settings.users()  # reads the credentials and the users' key, too
     except LocalError as error:
         return Finding("settings", False, f"{file}: {error.detail}" if file else error.detail)
     known = f"{file} is" if file else f"{role.prefix()}* are"

@@ -155,6 +155,7 @@ def test_fewer_honest_reports_need_more_noise_from_each() -> None:
         (["sweep", "--learner", "pe", "--learner", "pe"], 3, "two have the same label"),
         (["run", "--network", "no/such/folder"], 4, "as --network runs/demo/network"),
         (["health", "http://127.0.0.1:1/readyz"], 4, "nothing accepts connections there"),
+        (["run", "--detach", "--out", "x"], 3, "--detach writes no results"),
         (["up", "--shuffler-port", "99999"], 2, "not '99999'"),
         (["network", "enrol", "--owner", "me", "--users", "x"], 2, "'x' is no whole number"),
         (["up", "--trust", "x"], 2, "'--trust': 'x' is not one of"),
@@ -435,8 +436,24 @@ def test_doctor_reports_every_fault(tmp_path: Path) -> None:
     (tmp_path / "afile").write_text("")
     file = riffle("doctor", "--out", str(tmp_path / "afile"))
     assert "afile is a file where a folder is needed" in file.stdout
-    well = riffle("doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"))
-    assert well.exit_code == 0, well.stdout
+    empty = riffle(
+        "doctor", "--out", str(tmp_path), "--network", str(tmp_path / "network"),
+        "--format", "json",
+    )  # fmt: skip
+    details = [f["detail"] for f in json.loads(empty.stdout)["findings"] if not f["ok"]]
+    assert "no node is enrolled yet" in details[0]
+    assert [detail.split()[0] for detail in details[1:]] == [
+        "https://localhost:8400",
+        "https://localhost:8401",
+    ]
+    nodes = tmp_path / "network" / "nodes"
+    for name, text in (
+        ("credentials.json", json.dumps([{"node_id": "ab" * 16, "token": "t"}])),
+        ("users_key", "5e" * 32),
+        ("users.json", json.dumps({"ab" * 16: ["anna"]})),
+    ):
+        (nodes / name).write_text(text)
+        (nodes / name).chmod(0o600)
     (tmp_path / "network" / "nodes" / "ca.pem").chmod(0o644)
     url = "http://127.0.0.1:1"
     result = riffle(
@@ -445,7 +462,7 @@ def test_doctor_reports_every_fault(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 1
     wrong = [f["check"] for f in json.loads(result.stdout)["findings"] if not f["ok"]]
-    assert wrong == ["secrets", "service"]
+    assert wrong == ["secrets", "service"], "and no address of the network"
 
 
 def test_help_names_the_figures_and_one_wording_of_the_exit_codes() -> None:

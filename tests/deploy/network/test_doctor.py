@@ -15,6 +15,7 @@ from riffle.deploy.network import doctor
 from riffle.deploy.network.doctor import Finding
 from riffle.deploy.network.loopback import MEMORY
 from riffle.deploy.network.secrets import init_network
+from riffle.deploy.network.settings_files import write_settings
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 NOW = datetime.datetime.now(datetime.UTC)
@@ -67,6 +68,25 @@ def test_a_file_that_others_can_read_is_reported(tmp_path: Path) -> None:
     assert wrong(list(doctor.check_secrets(tmp_path))) == [
         f"others can read {file}; say chmod go= on it"
     ]
+
+
+def test_nodes_without_credentials_keys_or_people_are_reported(tmp_path: Path) -> None:
+    init_network(tmp_path)
+    write_settings(tmp_path, "https://localhost:8401", "https://localhost:8400")
+    nodes, ids = tmp_path / "nodes", ("ab" * 16, "cd" * 16)
+    of_two = [{"node_id": name, "token": "t"} for name in ids]
+    for name, content, text in (
+        ("settings", None, "no node is enrolled yet: say 'riffle network enrol'"),
+        ("credentials.json", json.dumps(of_two), f"cannot read {nodes / 'users_key'}"),
+        ("users_key", "5e" * 32, f"cannot read {nodes / 'users.json'}"),
+        ("users.json", json.dumps({ids[0]: ["anna"]}), f"no users of node {ids[1]}"),
+    ):
+        if content is not None:
+            (nodes / name).write_text(content)
+        (detail,) = wrong(list(doctor.check_settings_files(tmp_path)))
+        assert text in detail
+    (nodes / "users.json").write_text(json.dumps({ids[0]: ["anna"], ids[1]: ["ben", "cleo"]}))
+    assert wrong(list(doctor.check_settings_files(tmp_path))) == []
 
 
 def test_one_token_for_two_services_is_reported(tmp_path: Path) -> None:
