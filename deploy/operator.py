@@ -24,6 +24,7 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 
 from riffle.common.process.endpoint import NOBODY_LISTENS
+from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import ManualDeployment, RunSpec, TrueValueSpec
 from riffle.deploy.network.secrets import (
@@ -111,8 +112,9 @@ class Operator:
         """
         runs = {run["id"]: run for run in self.runs()}
         names = {run_id: run["name"] for run_id, run in runs.items()}
-        none = LocalError("unknown-run", f"there is no run {text!r}")
-        return runs[find_id(text, names, none, "runs", "riffle list")]
+        hint = suggestion(text, {*names, *names.values()}) or "; see riffle list"
+        none = LocalError("unknown-run", f"there is no run {text!r}{hint}")
+        return runs[find_id(text, names, none, "runs")]
 
     def stop(self, run_id: str) -> Answer:
         """Stops a run. The coordinator abandons its open batch."""

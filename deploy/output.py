@@ -128,6 +128,11 @@ def readable(name: str, value: object) -> object:
     return utc(value) if name.endswith("_at") and isinstance(value, int | float) else value
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as ``1 node``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def utc(seconds: float) -> str:
     """Returns seconds since 1970 as a date and time in UTC."""
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S}Z"

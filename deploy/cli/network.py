@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from riffle.deploy.output import (
     Exit,
     Output,
     TableOutput,
+    counted,
     emit,
     emit_findings,
     emit_rows,
@@ -30,6 +31,7 @@ from riffle.deploy.output import (
     one_line_errors,
     progress,
     steps,
+    utc,
 )
 
 network_command = typer.Typer(
@@ -37,9 +39,10 @@ network_command = typer.Typer(
 )
 
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
-SettingsFile = Annotated[
-    Path | None, typer.Argument(help="settings file, such as network/shuffler/settings")
-]
+
+
+def _file(role: str) -> Any:  # noqa: ANN401  (what Typer makes of it)
+    return typer.Argument(help=f"settings file, such as network/{role}/settings")
 
 
 @network_command.command("init")
@@ -94,10 +97,13 @@ def enrol_command(
 
     names = [owner] if owners == 1 else [f"{owner}-{number + 1}" for number in range(owners)]
     with steps("enrolling", owners * nodes) as shown:
-        count = enrol(folder, shuffler_url, names, nodes, users, shown.step, credentials)
+        count, held = enrol(folder, shuffler_url, names, nodes, users, shown.step, credentials)
     document = {"folder": str(folder), "owners": names, "nodes": nodes, "enrolled": count}
-    who = f"owner {owner} has" if owners == 1 else f"each of {owners} owners has"
-    text = f"enrolled {count} nodes; {who} at least {nodes} valid ones"
+    who = f"{owner} has" if owners == 1 else f"each of {owners} owners has at least"
+    text = f"enrolled {counted(count, 'node')}: {who} {counted(held, 'valid node')}"
+    if not count:
+        valid = f"{counted(held, 'valid node')} already"
+        text = f"enrolled none: {who} {valid}; for another, --nodes {held + 1}"
     emit(document, output, lambda: progress.print(text, soft_wrap=True))
 
 
@@ -118,8 +124,9 @@ def nodes_command(
     rows = [node.model_dump() for node in nodes]
     emit_rows({"nodes": rows, "users_left": left}, rows, output)
     if output == "text":
-        owners = len({node.owner for node in valid})
-        progress.print(f"{len(valid)} valid nodes of {owners} owners may name {left} more users")
+        owners = counted(len({node.owner for node in valid}), "owner")
+        whose = f"{counted(len(valid), 'valid node')} of {owners}"
+        progress.print(f"{whose} may name {counted(left, 'more user')}")
 
 
 @network_command.command("revoke")
@@ -135,9 +142,11 @@ def revoke_command(
 
     with shuffler_operator(folder, shuffler_url) as client:
         revoked = find_node(client, node)
-        revoke_node(client, revoked.node_id)
+        if revoked.revoked_at is None:
+            revoke_node(client, revoked.node_id)
     document = {"node_id": revoked.node_id, "name": revoked.name, "owner": revoked.owner}
-    text = f"revoked {revoked.name} ({revoked.node_id}) of owner {revoked.owner}"
+    since = "" if revoked.revoked_at is None else f" already, at {utc(revoked.revoked_at)}"
+    text = f"revoked{since}: {revoked.name} ({revoked.node_id}) of owner {revoked.owner}"
     emit(document, output, lambda: progress.print(text, soft_wrap=True))
 
 
@@ -193,7 +202,7 @@ def _logged_errors(journal: Journal) -> Iterator[None]:
         raise typer.Exit(Exit.UNAVAILABLE) from error
 
 
-def shuffler_command(settings: SettingsFile = None) -> None:
+def shuffler_command(settings: Annotated[Path | None, _file("shuffler")] = None) -> None:
     """Run the shuffler. A file or RIFFLE_SHUFFLER_* configure it."""
     from riffle.shuffler.app import run
     from riffle.shuffler.metrics import JOURNAL, note
@@ -203,7 +212,7 @@ def shuffler_command(settings: SettingsFile = None) -> None:
         run(Settings.load(settings), on_start=lambda: note("serving"))
 
 
-def coordinator_command(settings: SettingsFile = None) -> None:
+def coordinator_command(settings: Annotated[Path | None, _file("coordinator")] = None) -> None:
     """Run the coordinator. A file or RIFFLE_COORDINATOR_* configure it."""
     from riffle.coordinator.app import run
     from riffle.coordinator.metrics import JOURNAL, note
@@ -213,7 +222,7 @@ def coordinator_command(settings: SettingsFile = None) -> None:
         run(Settings.load(settings), on_start=lambda: note("serving"))
 
 
-def node_command(settings: SettingsFile = None) -> None:
+def node_command(settings: Annotated[Path | None, _file("nodes")] = None) -> None:
     """Run one node for each credential. A file or RIFFLE_NODE_* configure it."""
     from riffle.node_client.main import run
     from riffle.node_client.settings import JOURNAL, Settings
@@ -240,11 +249,13 @@ def health_command(
     try:
         answer = probe(url, ca)
     except httpx.HTTPError as error:
-        detail = f"{url} does not answer: {failure_reason(error)}"
+        reason = failure_reason(error)
+        hint = "; name it with --ca FILE" if "unknown authority" in reason else ""
+        detail = f"{url} does not answer: {reason}{hint}"
         raise LocalError("unavailable", detail) from error
     document = {"url": url, "ready": answer.is_success, "status": answer.status_code}
-    emit(document, output, lambda: None)
-    if answer.is_error:
+    emit(document, output, lambda: typer.echo("ready") if answer.is_success else None)
+    if not answer.is_success:
         fail(f"{url} answers {answer.status_code}: {answer.text}", Exit.NO)
 
 
@@ -253,7 +264,7 @@ def doctor_command(
     out: Annotated[Path, typer.Option(help="folder for results")] = Path("runs"),
     port: Annotated[list[int] | None, typer.Option(help="port to be used; repeatable")] = None,
     network: Annotated[Path | None, typer.Option(help="folder of a network's secrets")] = None,
-    url: Annotated[list[str] | None, typer.Option(help="service to ask; repeatable")] = None,
+    url: Annotated[list[str] | None, typer.Option(help="ask only this service; repeatable")] = None,
     output: Output = "text",
 ) -> None:
     """Check this machine and, if given, a network and its services.

@@ -28,7 +28,7 @@ from riffle.deploy.load.benchmark import Split
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork
 from riffle.deploy.network.processes import lock_folder
 from riffle.deploy.operator import Operator
-from riffle.deploy.output import Output, emit, one_line_errors, progress, table
+from riffle.deploy.output import Output, counted, emit, one_line_errors, progress, table
 from riffle.deploy.report import FILES
 from riffle.experiments.presets import Preset
 from riffle.node_client.environments.registry import declaration_of, make
@@ -97,6 +97,8 @@ def run_command(
     output: Output = "text",
 ) -> None:
     """Run on a network that is up, follow the run to its end, write the results."""
+    if detach and (force or out != Path("runs/run")):
+        raise ValueError("--detach writes no results: leave --out and --force out; see riffle show")
     started = time.monotonic()
     chosen = replace(options, preset=preset).apply(name=name)
     with Operator.of(network, coordinator_url) as operator:
@@ -179,7 +181,7 @@ def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[st
     out = network.config.folder
     progress.print(
         f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "
-        f"{network.config.nodes} nodes; logs in {out / 'logs'}"
+        f"{counted(network.config.nodes, 'node')}; logs in {out / 'logs'}"
     )
     with Operator.of(network.secrets) as operator:
         stop_unfinished(operator)

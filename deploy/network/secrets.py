@@ -15,7 +15,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
-from riffle.common.process.plugins import suggestion
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
 from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
@@ -229,17 +228,18 @@ def refusal(service: str, answer: httpx.Response) -> RiffleError:
 def enrol(
     folder: Path,
     shuffler_url: str | None,
-    owners: Iterable[str],
+    owners: Collection[str],
     nodes: int,
     users: int,
     on_node: Callable[[], None] = lambda: None,
     file: Path | None = None,
-) -> int:
+) -> tuple[int, int]:
     """Enrols nodes, for at most ``users`` users each, until every owner has ``nodes`` valid nodes.
 
     Credentials are in ``file``, by default the file in ``nodes/``. Removes credentials of revoked
-    nodes. Calls ``on_node`` after each enrolment; returns the number of enrolments. Raises the
-    errors of `enrol_node`, and LocalError ``invalid-spec`` if the file is damaged.
+    nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and of valid
+    nodes that every owner has now. Raises the errors of `enrol_node`, and LocalError
+    ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
     try:
@@ -265,7 +265,7 @@ def enrol(
                 _write_credentials(file, credentials)
                 count += 1
                 on_node()
-    return count
+    return count, max(nodes, min(held[owner] for owner in owners))
 
 
 def _write_credentials(file: Path, credentials: Iterable[Enrolment]) -> None:
@@ -279,30 +279,35 @@ def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
-    """Returns the node with this name or beginning of an id; revoked nodes do not count.
+    """Returns the node with this name or beginning of an id; a revoked one only if no other fits.
 
     Raises LocalError ``not-found`` if there is none, or several, and the errors of `enrol_node`.
+    The error suggests no other node: a revocation is for good.
     """
-    nodes = {node.node_id: node for node in list_nodes(client) if node.revoked_at is None}
+    nodes = {node.node_id: node for node in list_nodes(client)}
     names = {node_id: node.name for node_id, node in nodes.items()}
-    none = LocalError("not-found", f"no valid node is called {text!r}")
-    return nodes[find_id(text, names, none, "nodes", "riffle network nodes")]
+    valid = {node_id: name for node_id, name in names.items() if nodes[node_id].revoked_at is None}
+    none = LocalError("not-found", f"no node is called {text!r}; see riffle network nodes")
+    return nodes[find_id(text, valid if _matches(text, valid) else names, none, "nodes")]
 
 
-def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str, command: str) -> str:
+def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) -> str:
     """Returns the id with this name, or the one that begins with this text.
 
-    ``names`` has the name of every id. Raises ``none`` with a hint if there is no such id, and an
-    error with the same slug if there are several. ``command`` lists all ids of this ``kind``.
+    ``names`` has the name of every id. Raises ``none`` if there is no such id of this ``kind``, and
+    an error with the same slug if there are several.
     """
-    matches = [i for i, name in names.items() if text and (name == text or i.startswith(text))]
-    if len(matches) == 1:
-        return matches[0]
-    detail = f"{text!r} may mean {len(matches)} {kind}; say which of {', '.join(matches)}"
+    matches = _matches(text, names)
+    if len(matches) > 1:
+        detail = f"{text!r} may mean {len(matches)} {kind}; say which of {', '.join(matches)}"
+        raise LocalError(none.slug, detail)
     if not matches:
-        hint = suggestion(text, {*names, *names.values()}) or f"; see {command}"
-        detail = none.detail + hint
-    raise LocalError(none.slug, detail)
+        raise none
+    return matches[0]
+
+
+def _matches(text: str, names: Mapping[str, str]) -> list[str]:
+    return [i for i, name in names.items() if text and (name == text or i.startswith(text))]
 
 
 def enrol_node(client: httpx.Client, name: str, owner: str, users: int) -> Enrolment:

@@ -78,6 +78,7 @@ def test_health_answers_in_json(network: Path) -> None:
     result = call("health", url, "--format", "json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {"url": url, "ready": True, "status": 200}
+    assert call("health", url).stdout == "ready\n"
     refused = call("health", url.replace("readyz", "nothing"), "--format", "json")
     assert refused.exit_code == 1
     assert json.loads(refused.stdout)["status"] == 404

@@ -174,13 +174,24 @@ def test_a_revoked_node_is_replaced_and_never_counted(shuffler: tuple[Path, str]
     with shuffler_operator(secrets) as client:
         assert find_node(client, mine[0][:20]).name == "clinic-2"
         for text, reason in (
-            ("clinic-1", "no valid node is called 'clinic-1'; did you mean 'clinic-"),
-            ("", "no valid node is called ''"),
-            ("nobody", "see riffle network nodes"),
+            ("", "no node is called ''"),
+            ("clinic-9", "'clinic-9'; see riffle network nodes"),
         ):
             with pytest.raises(LocalError) as caught:
                 find_node(client, text)
             assert reason in caught.value.detail
+            assert "did you mean" not in caught.value.detail, "a revocation is for good"
+    for words, text in (
+        (("revoke", "clinic-1"), "revoked already, at 20"),
+        (("enrol", "--owner", "other", "--users", "7"), "enrolled 1 node: other has 1 valid node"),
+        (
+            ("enrol", "--owner", "other", "--users", "7"),
+            "enrolled none: other has 1 valid node already; for another, --nodes 2",
+        ),
+    ):
+        command = ["network", *words, str(secrets)]
+        result = CliRunner().invoke(build(command), command)
+        assert (result.exit_code, text in result.stderr) == (0, True), result.stderr
 
 
 def test_no_token_opens_two_services(tmp_path: Path) -> None:
@@ -268,6 +279,8 @@ def test_a_wrong_address_is_explained(shuffler: tuple[Path, str], tmp_path: Path
     for ca_file in (None, tmp_path / "ca.pem"):
         (finding,) = check_service(url, ca_file)
         assert "certificate is from an unknown authority" in finding.detail
+    asked = CliRunner().invoke(build(["health"]), ["health", f"{url}/readyz"])
+    assert (asked.exit_code, "name it with --ca FILE" in asked.stderr) == (4, True)
     mismatch = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] verify failed: IP mismatch")
     assert failure_reason(mismatch) == "its certificate does not name this host"
 
