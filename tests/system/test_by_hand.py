@@ -128,10 +128,12 @@ def is_typed(line: str, postgres: bool) -> bool:
     if line.startswith("sudo") and not line.startswith("sudo -u postgres"):
         return False
     program = line.split(maxsplit=1)[0]
+    if program in {"make", "source"}:
+        return False
     if program in {"promtool", "prometheus"} and shutil.which(program) is None:
         return False
-    if program == "prometheus" and not WALK:
-        return False
+    if line.startswith(("prometheus", "kill $prometheus")):
+        return WALK and shutil.which("prometheus") is not None
     if "postgres" in line:
         return postgres
     return not ("sqlite" in line and postgres)
@@ -150,7 +152,7 @@ def walk(folder: Path, postgres: bool, environment: dict[str, str]) -> None:
                 if not is_typed(line, postgres):
                     continue
                 started = time.monotonic()
-                if line.startswith("riffle") and line.endswith("&"):
+                if line.startswith("riffle") and " & " in line:
                     typed.types(line, until='"serving"')
                 else:
                     typed.types(line)
