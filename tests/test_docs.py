@@ -71,7 +71,7 @@ def test_every_page_is_in_the_index(page: Path) -> None:
 
 def commands_shown() -> list[tuple[str, str]]:
     lines = [
-        (document.name, line.removeprefix("$ ").split("#")[0].strip().removesuffix(" &"))
+        (document.name, line.removeprefix("$ ").split("#")[0].split(" &")[0].strip())
         for document in DOCUMENTS
         for block in re.findall(r"```console\n(.*?)```", document.read_text(), re.DOTALL)
         for line in block.splitlines()
