@@ -231,7 +231,7 @@ class Settings(configuration.DemandSettings):
         node twice.
         """
         if not self.credentials_file.exists():
-            why = "cannot read it, no node is enrolled yet: say 'riffle network enrol'"
+            why = "there is none, and no node is enrolled yet: say 'riffle network enrol'"
             raise _bad_file("credentials", self.credentials_file, why)
         credentials = _read("credentials", self.credentials_file, _CREDENTIALS)
         nodes = {credential.node_id for credential in credentials}
