@@ -13,12 +13,14 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import shuffle
 
+import numpy as np
 import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -26,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import Document, first_fault, parse
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
@@ -96,7 +99,7 @@ class Recorder:
                 self._authenticate(request)
                 if handler is None:
                     return _as_json(await self._list(request))
-                if (offer := self.offers.get(request.path_params["id"])) is None:
+                if (offer := self._find(request.path_params["id"])) is None:
                     raise RemoteError("unknown-batch", "no batch has this id here")
                 return handler(offer, request, await request.body())
             except RiffleError as error:
@@ -107,6 +110,12 @@ class Recorder:
                 return problem_answer(request.scope, RemoteError("malformed", seen))
 
         return answer
+
+    def _find(self, name: str) -> Offer | None:
+        """Returns the offer listed under an id, or whose descriptor has it (check 5)."""
+        inside = f'"batch_id":"{name}"'.encode()
+        others = (offer for offer in self.offers.values() if inside in offer.data)
+        return self.offers.get(name) or next(others, None)
 
     def _authenticate(self, request: Request) -> None:
         self.changed_at = min(self.changed_at, time.monotonic())
@@ -314,7 +323,7 @@ def _refusal(offer: Offer) -> Finding:
 def _examine(
     owner: Owner, offer: Offer, seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a good batch; ``seen`` and ``pooled`` are as in `check_reports`."""
+    """Yields mistakes in a good batch; ``seen`` and ``pooled`` are as in `_check_reports`."""
     if offer.unanswered:
         yield MistakeError("13.7", "expected the upload again after no final answer; seen none")
     elif len(offer.reported) < REPORTS and not offer.mistakes:
@@ -331,7 +340,26 @@ def _examine(
     tries = (offer.uploads[lease] for lease in offer.reported)
     reports = [[(keys(key.private), sent) for key, sent in each.items()] for each in tries]
     law = report_check.BatchLaw(context.descriptor, offers.NEXT, offers.REWARDS)
-    yield from report_check.check_reports(law, reports, seen, pooled)
+    yield from _check_reports(law, reports, seen, pooled)
+
+
+def _check_reports(
+    law: report_check.BatchLaw,
+    reports: Sequence[report_check.Tries],
+    seen: set[bytes],
+    pooled: dict[str, Test],
+) -> Iterator[MistakeError]:
+    """Yields mistakes in a batch; ``seen`` has noise and ephemeral keys of earlier reports."""
+    opened, wrong = list[Ints](), Counter[tuple[str, str]]()
+    for tries in reports:
+        try:
+            opened.append(report_check.open_report(tries, seen))
+        except MistakeError as mistake:
+            wrong[mistake.args] += 1
+    for (section, detail), count in wrong.most_common(3):
+        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
+    if len(opened) == law.descriptor.n:
+        yield from law.mistakes(np.stack(opened), seen, pooled)
 
 
 def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:

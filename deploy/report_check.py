@@ -1,14 +1,13 @@
 """Opens reports with the private keys, and names a client's mistakes. Pure.
 
-`read_report` opens one report. `check_reports` compares all reports of a batch with the law of a
-correct client, whose environment is known. Every statistical test is exact: in a whole session, a
+`read_report` opens one report. `BatchLaw` compares all reports of a batch with the law of a correct
+client, whose environment is known. Every statistical test is exact: in a whole session, a
 correct client fails with probability at most `ERROR_RATE`. Sections are those of docs/protocol.md.
 """
 
 import hashlib
 import hmac
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -208,6 +207,11 @@ class Test:
         return Test(self.section, self.name, self.observed + other.observed, law)
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether the test is made once, on all batches: one batch shows too little."""
+        return self.section[0] == "6" or self.name.startswith("noise of the ")
+
+    @property
     def fault(self) -> MistakeError | None:
         """The mistake if `observed` is too small or too large (two-sided, at `LEVEL`), or None."""
         below, above = self.law[: self.observed + 1].sum(), self.law[self.observed :].sum()
@@ -261,7 +265,7 @@ class BatchLaw:
     ) -> Iterator[MistakeError]:
         """Yields what is wrong with all reports (n, C + 1) of a batch.
 
-        ``seen`` has the noise of earlier batches; ``pooled`` adds up tests of section 6.
+        ``seen`` has the noise of earlier batches; ``pooled`` adds up tests over batches.
         """
         yield from (certain := list(self._certain(counts)))
         p, noise = noise_bits(self.descriptor)[1], counts[:, self._never].astype(np.uint8)
@@ -272,9 +276,10 @@ class BatchLaw:
             yield MistakeError(self._section, detail)
         seen |= {*rows}
         tests = [] if certain else [*self._noise_tests(counts), *self._episode_tests(counts)]
-        for test in (test for test in tests if test.section[0] == "6"):
-            pooled[test.name] = pooled[test.name] + test if test.name in pooled else test
-        failed = [test for test in tests if test.section[0] != "6" and test.fault]
+        for test in (test for test in tests if test.is_pooled):
+            key = f"{test.section} {test.name}"
+            pooled[key] = pooled[key] + test if key in pooled else test
+        failed = [test for test in tests if not test.is_pooled and test.fault]
         # Too little noise fails many tests: the first shows how much, one that saw 0 shows where.
         where = [test for test in failed[1:] if not test.observed]
         yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
@@ -319,9 +324,14 @@ class BatchLaw:
         """Names another order of the counters, or another step, in which all hold an episode."""
         if self.matches(np.roll(counts[:, :-1], -1, axis=1)).any(axis=1).all():
             return "; all hold one with 1 added to every index"
+        names, (*inner, family) = tuple(self.descriptor.layout.shapes), self._coordinates[:, ::-1].T
+        for order in permutations(range(len(names))):
+            place = np.argsort(np.lexsort((*inner, np.argsort(order)[family])))
+            if self.matches(counts[:, place]).any(axis=1).all():
+                return f"; all hold one in the order (5.2) {', '.join(names[k] for k in order)}"
         for axes in permutations(range(len(AXES))):
-            order = np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
-            if self.matches(counts[:, order]).any(axis=1).all():
+            place = np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
+            if self.matches(counts[:, place]).any(axis=1).all():
                 return f"; all hold one in the order ({', '.join(AXES[axis] for axis in axes)})"
         d = self.descriptor
         for h in range(d.horizon) if d.layer is not None and not d.support else ():
@@ -335,6 +345,9 @@ class BatchLaw:
         (bits, p), n, noise = noise_bits(self.descriptor), len(counts), counts[:, self._never]
         N, size, totals = n * bits, self._never.size, noise.sum(axis=0)
         test = partial(Test, self._section)
+        for end, c in (("first", 0), ("last", self.descriptor.layout.counters - 1)):
+            if c in self._never:
+                yield test(f"noise of the {end} counter", int(counts[:, c].sum()), binomial(N, p))
         groups = {"all counters without data": np.ones(size, dtype=np.bool_)}
         for axis, values in zip(AXES, self._coordinates[self._never].T, strict=True):
             for value in np.unique(values[values >= 0]):
@@ -371,22 +384,6 @@ class BatchLaw:
                 yield Test("5.3", "messages beside one episode's on its counters", extra, law)
 
 
-def check_reports(
-    law: BatchLaw, reports: Sequence[Tries], seen: set[bytes], pooled: dict[str, Test]
-) -> Iterator[MistakeError]:
-    """Yields mistakes in a batch; ``seen`` has noise and ephemeral keys of earlier reports."""
-    opened, wrong = list[Ints](), Counter[tuple[str, str]]()
-    for tries in reports:
-        try:
-            opened.append(open_report(tries, seen))
-        except MistakeError as mistake:
-            wrong[mistake.args] += 1
-    for (section, detail), count in wrong.most_common(3):
-        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
-    if len(opened) == law.descriptor.n:
-        yield from law.mistakes(np.stack(opened), seen, pooled)
-
-
 def open_report(tries: Tries, seen: set[bytes]) -> Ints:
     """Opens all uploads of a report. Raises MistakeError if they differ, or repeat a key."""
     found = [read_report(keys, sealed) for keys, sealed in tries]
@@ -394,6 +391,8 @@ def open_report(tries: Tries, seen: set[bytes]) -> Ints:
     if any((counts != opened[-1]).any() for counts in opened):
         detail = "expected the same messages, sealed to the new key; seen other messages"
         raise MistakeError("13.7", detail)
+    if tries[0][0].context.descriptor.word_bits and seen & {keys[1] for keys in ephemeral}:
+        raise MistakeError("8.3", "expected a fresh key pair in every report; seen one twice")
     if not all(map(seen.isdisjoint, ephemeral)) or len({*ephemeral[-1]}) < len(ephemeral[-1]):
         raise MistakeError("3.4", "expected a new ephemeral key in every seal; seen one twice")
     seen.update(*ephemeral)
