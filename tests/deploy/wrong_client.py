@@ -255,6 +255,10 @@ class WrongClient:
     def _order(self, layout: CounterLayout, data: Ints) -> Ints:
         if self.mistake == "episode sent twice":
             return np.concatenate([data, data])
+        if self.mistake == "other order of families":
+            sizes = [int(np.prod(shape)) for shape in layout.shapes.values()]
+            blocks = np.split(np.arange(layout.counters), np.cumsum(sizes)[:-1])
+            return np.concatenate(blocks[::-1]).argsort()[data]
         if self.mistake == "other order of counters":
             table = np.arange(layout.counters).reshape(*layout.shapes["joint"])
             return table.transpose(1, 0, 2, 3, 4).copy().reshape(-1).argsort()[data]
@@ -275,6 +279,7 @@ class WrongClient:
             "no noise": slice(None),
             "noise on every other counter": slice(None, None, 2),
             "noise on some steps only": slice(C // 3),
+            "no noise on the last counter": slice(C - 1, None),
         }
         counts[zeros.get(wrong, slice(0))] = 0
         return counts
@@ -318,7 +323,7 @@ class WrongClient:
             analyzer = batch_key
         if wrong == "outer seal to the analyzer":
             batch_key = analyzer
-        private = b"\x07" * 32 if wrong == "one ephemeral key" else b""
+        private = b"\x07" * 32 if wrong in {"one ephemeral key", "one key pair"} else b""
         if d.word_bits:
             vector = report.byteswap() if wrong == "words big-endian" else report
             mask_info = (
