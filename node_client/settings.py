@@ -143,8 +143,8 @@ class Settings(configuration.DemandSettings):
         default=0.5,
         gt=0,
         lt=1,
-        description="share of a lease that an episode may take beyond the descriptor's time for "
-        "an episode; if the episode takes longer, its report carries noise only",
+        description="the share that an episode may take of what is left of a lease after the "
+        "descriptor's time for an episode; if it takes longer, its report carries noise only",
     )
 
     @model_validator(mode="after")

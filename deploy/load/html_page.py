@@ -22,7 +22,8 @@ UNSURE = 10.0  # trials disagree if a higher rate has more prompt reports by so 
 NOISY = 0.1  # share of the processors that other programs use without a warning
 
 NEXT: dict[str, str] = {
-    "none": "find the limit with riffle load --find-capacity --nodes N --out FOLDER",
+    "none": "find the limit with riffle load --find-capacity --nodes {nodes} --rate {rate:g} "
+    "--duration {seconds:g} --out FOLDER",
     "generator": "give the generator a machine of its own or, if processors are idle, more "
     "--processes, and repeat: these numbers are only a lower bound for the services",
     "coordinator": "give it more opening processes (--workers) or processors",
@@ -106,7 +107,7 @@ def next_step(summary: Summary) -> str:
         again.append("with a longer --duration, so that batches fill")
     repeat = f"repeat {' and '.join(again)}" if again else ""
     # If others used the machine, it is not known yet whether a larger one is needed.
-    then = "" if repeat and limit == "machine" else NEXT[limit]
+    then = "" if repeat and limit == "machine" else NEXT[limit].format_map(summary["parameters"])
     return ". Then ".join(filter(None, (repeat, then)))
 
 

@@ -14,6 +14,7 @@ from riffle.deploy.load.summary import Summary, capacity, rates, summarize
 from riffle.deploy.network.processes import Usage
 
 PARAMETERS: dict[str, Any] = {
+    "nodes": 50,
     "seconds": 4.0,
     "rate": 10.0,
     "generator_cores": [0],
@@ -184,6 +185,7 @@ def test_a_result_says_how_sure_it_is_and_what_to_do_first() -> None:
     assert certainty(found).endswith("; other programs used 0.25 of 2 processors")
     assert next_step(found).startswith("repeat on an idle machine. Then give it a faster")
     found["verdict"]["limit"], found["evidence"]["filled"] = "none", 1
+    assert "--find-capacity --nodes 50 --rate 10 --duration 4 " in next_step(found)
     assert next_step(found).startswith("find the limit"), "it was carried in spite of them"
     assert "<code>--find-capacity</code> " in to_html(found)
     steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20)]
