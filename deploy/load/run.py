@@ -197,8 +197,10 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target at one rate after another, and returns the `capacity` of the network.
 
-    The first rate is ``config.rate``. Every load takes ``config.seconds``. Raises errors of `run`.
+    The first rate is ``config.rate``. Every load takes ``config.seconds``, and all batches have the
+    size that the first rate gives. Raises errors of `run`.
     """
+    config = replace(config, batch=config.reports_a_batch)  # n decides what a report costs
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()
     with _enrolled(config, target) as (credentials, screen):
         while (rate := next_rate(tried, config.rate)) and rate * config.seconds <= MOST_REPORTS:

@@ -1,10 +1,15 @@
 """The rule that names what limits a load: a case for each of its lines."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from riffle.deploy.load import run as load_run
 from riffle.deploy.load.fleet import STAGES
+from riffle.deploy.load.run import LoadConfig
 from riffle.deploy.load.summary import (
     BUSY,
     MOST_STEPS,
@@ -94,3 +99,21 @@ def test_shared_busy_processors_limit_the_machine_and_the_stage_is_still_named()
     assert judge(replace(shared, busy=0.5)).limit == "generator"
     assert judge(replace(shared, same_cores=False)).limit == "generator"
     assert judge(replace(shared, prompt=300)).limit == "none"
+
+
+def test_all_batches_of_a_search_have_one_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A report of a smaller batch has more messages, so rates would not be comparable."""
+    sizes = []
+
+    def load(config: LoadConfig, *_: object) -> dict[str, Any]:
+        sizes.append(config.reports_a_batch)
+        return {"interrupted": len(sizes) == 3, "verdict": {"limit": "none"}}
+
+    monkeypatch.setattr(load_run, "_enrolled", lambda *_: nullcontext(([], None)))
+    monkeypatch.setattr(load_run, "_load", load)
+    monkeypatch.setattr(load_run, "capacity", lambda _: {})
+    target: Any = None
+    load_run.find_capacity(LoadConfig(tmp_path, nodes=1, rate=500.0, seconds=10.0), target)
+    assert sizes == [1_250] * 3
