@@ -69,15 +69,10 @@ def create_app(
             closing.callback(store.close)
             opener = analyzer or Analyzer(keys.private, settings.workers)
             closing.callback(opener.close)
+            share, epoch = settings.max_owner_share, settings.epoch_seconds
             coordinator = Coordinator(
                 store=store,
-                issuer=Issuer(
-                    settings.shuffler_id,
-                    keys.active,
-                    clock,
-                    settings.max_owner_share,
-                    settings.epoch_seconds,
-                ),
+                issuer=Issuer(settings.shuffler_id, keys.active, clock, share, epoch),
                 exchange=BatchExchange(client, opener, signing_key, clock),
                 keys=keys,
                 registry=learners,

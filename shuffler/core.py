@@ -41,6 +41,10 @@ from riffle.shuffler.store.vault import ReportCipher, SecretLostError, Vault
 from riffle.shuffler.waiting import IDLE_RECHECK_SECONDS, Budget, ChangeSignal
 
 Clock = Callable[[], float]
+T = TypeVar("T")
+
+CACHE_SECONDS = 10.0
+MAX_ENTRIES = 4_096
 
 
 class Shuffler:
@@ -272,12 +276,6 @@ def preflight(settings: Settings) -> None:
         raise not_usable("written", error) from error
     finally:
         engine.dispose()
-
-
-T = TypeVar("T")
-
-CACHE_SECONDS = 10.0
-MAX_ENTRIES = 4_096
 
 
 class Admission:
