@@ -156,7 +156,10 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
 
 
 def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
-    """Returns the spec under another trust model. Only ``shuffle`` keeps the aggregation."""
+    """Returns the spec under another trust model.
+
+    Models other than ``shuffle`` have the aggregation ``messages``.
+    """
     aggregation = spec.aggregation if trust == "shuffle" else "messages"
     return spec.model_copy(update={"trust": trust, "aggregation": aggregation})
 

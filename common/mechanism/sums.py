@@ -17,8 +17,9 @@ pseudorandom to it. Shuffler and analyzer together can read every vector. The pr
 facts:
 
 1. *One sum a batch*, over all n reports. The difference of two sums over sets that differ in one
-   user is that user's vector. So no report may fail to open: any 32 bytes are a key with a defined
-   mask. A point of low order gives no shared secret; zeros then stand for the secret.
+   user is that user's vector. So no report may fail to open. None does, because any 32 bytes count
+   as a key and have a defined mask. A point of low order gives no shared secret; zeros then stand
+   for the secret.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
 3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
    count a user twice.

@@ -20,10 +20,10 @@ Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit
 notification only wakes waiters, which then read the store. A lost notification costs a short delay,
 because waiters also check periodically. SQLite serves one process and needs no notifications.
 
-The head of a store is a number outside the database that reveals an outdated database. A
-transaction that must not be forgotten raises the number in the database. The service writes this
-number to the head before it answers anybody. Services refuse a database whose number is below its
-head.
+The head of a store is a number outside the database that reveals an outdated database. The
+database holds such a number, too, and a transaction that must not be forgotten raises that one. The
+service writes this number to the head before it answers anybody. Services refuse a database whose
+number is below its head.
 """
 
 import asyncio

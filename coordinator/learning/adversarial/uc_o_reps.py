@@ -50,9 +50,9 @@ class Constants:
 
 
 def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: float) -> Constants:
-    """Returns the constants of Theorem 3.3 (full information) or 4.2 (bandit), with eta if given.
+    """Returns the constants of Theorem 3.3 (full information) or 4.2 (bandit).
 
-    delta is XA / K, at most one half.
+    If ``eta`` is given, it replaces the theorem's. delta is XA / K, at most one half.
     """
     XA = layers.X * layers.A
     theorem = math.log(XA / layers.H) if full else layers.X
