@@ -95,9 +95,10 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   const found = { value, settled, title: `${began}: a policy that earns about ${number(value, 3)} an episode` };
   if (radius === null) return { ...found, sure: "Not known: this learner states no error." };
   const probability = `probability ${number(100 * (1 - run.spec.delta))} %`;
-  const grade = `${settled ? "Quite" : "Not"} sure: with ${probability}`;
+  const word = !settled ? "Not sure" : radius < value / 2 ? "Quite sure" : "Sure of a wide range only";
+  const grade = `${word}: with ${probability}`;
   const unless = settled && doubt ? { sure: `In doubt, as the box says. Without this doubt it would be sure with ${probability}.` } : {};
-  if (settled && listed && !byHand) return { ...found, title: `A policy within ${number(radius, 2)} an episode of the best`, sure: `At best quite sure (${probability}): its page shows if the reports are in doubt.` };
+  if (settled && listed && !byHand) return { ...found, title: `A policy within ${number(radius, 2)} an episode of the best`, sure: `At best ${word.toLowerCase()} (${probability}): its page shows if the reports are in doubt.` };
   if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, best, explores: run.state === "running" && !inUse }), ...unless };
   const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
   return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.`, ...unless };

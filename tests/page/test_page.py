@@ -81,7 +81,8 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     answer, sure, step = rows.first.locator("td").all_inner_texts()[1:]
     assert answer.startswith("A policy" if settled else "A guess: a policy")
     if settled:
-        assert sure.startswith("At best quite sure (probability 95 %)")
+        how = "quite sure" if radius < worth / 2 else "sure of a wide range only"
+        assert sure.startswith(f"At best {how} (probability 95 %)")
     bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
     assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
     assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
@@ -133,8 +134,9 @@ def test_the_answer_leads_with_its_radius_and_the_next_step(
     assert card.locator("dt").all_inner_texts() == ["Answer", "How sure", "Next"]
     kind = "Learned: a policy that earns" if settled else "A guess: a policy that may earn"
     expect(card.get_by_role("heading")).to_contain_text(kind)
-    grade = "Quite" if settled else "Not"
-    expect(card.locator("#sure")).to_contain_text(f"{grade} sure: with probability 95 %")
+    grade = "Quite sure" if radius < best / 2 else "Sure of a wide range only"
+    grade = grade if settled else "Not sure"
+    expect(card.locator("#sure")).to_contain_text(f"{grade}: with probability 95 %")
     text = f"{card.get_by_role('heading').inner_text()} {card.locator('#sure').inner_text()}"
     if cut := settled and estimate > highest:
         assert f"between {best - radius:.3g} and {best:.3g} an episode" in text
