@@ -338,6 +338,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
         (2, "its data_slots do not follow from the counters", {"data_slots": 1_000}),
         (2, "its noise is of a kind for another trust model", {"noise": noise}),
         (2, "its owner_share is above the promised dishonest fraction", {"guarantee": less}),
+        (2, "its word_bits do not follow from the batch", {"word_bits": 24}),
     ]
 
 
