@@ -82,7 +82,7 @@ def learners_page() -> str:
     bonus = {name: value for name, value in asdict(Bonus()).items() if name != "name"}
     return _page(
         "# Learners and environments",
-        "Made from the code by `make docs`. How to bring others: [Bring your own](own.md).",
+        "Made from the code by `make docs`. [Your own parts](own.md) says how to bring others.",
         "## Learners",
         "On the services and in the simulator, `--learner NAME`:",
         _table(
@@ -92,18 +92,21 @@ def learners_page() -> str:
         "In the simulator only, because they plan before every episode:",
         _table(("learner", "trust"), ((f"`{n}`", PROTECTION[t]) for n, t in PER_EPISODE.items())),
         "Also in the simulator only, `uc-o-reps` and `uob-lbps` of `004` learn from losses that an "
-        "adversary fixes beforehand ([figures](figures.md)). Their MDP is `LayeredMDP-v0`, drawn "
-        "from each seed, or any environment with a known MDP: `simulate` unrolls it in time, so "
-        "that a state at two steps is two states. For such an environment the mean of a loss is "
+        "adversary fixes beforehand ([figures](figures.md)). Their environment is `LayeredMDP-v0`, "
+        "drawn anew for each seed, or any environment with a known MDP. `simulate` unrolls that "
+        "MDP in time: the same state at two steps becomes two states. There the mean of a loss is "
         "one minus the reward, unless `--option adversary=NAME` says otherwise. Other options: "
-        "`privacy`, `scale` (of the confidence set), `eta`, and `estimator` (of `uob-lbps`, "
-        "`correct` or `paper`: [corrections](corrections.md)).",
-        "For every learner of batches, `--option support=false` and `--option homogeneous=false` "
-        "ignore what the environment declares ([privacy](privacy.md#the-mechanism)). "
-        "`--option homogeneous=true` declares that all its steps are alike.",
+        "`privacy`, `scale` (of the confidence set), `eta` (the learning rate), and, for "
+        "`uob-lbps`, `estimator` (`correct` or `paper`: [corrections](corrections.md)).",
+        "For every learner that works in batches, `--option support=false` and `--option "
+        "homogeneous=false` ignore what the environment declares "
+        "([privacy](privacy.md#the-mechanism)). `--option homogeneous=true` declares that all "
+        "steps of the environment are alike.",
         "## Options of SDP-PE",
-        "`--option NAME=VALUE` replaces one of the constants that `--constants` names. All "
-        "variants of SDP-PE have these options; the [ablation](ablation.md) measures them.",
+        "`--option NAME=VALUE` replaces one constant of the set that `--constants` names. All "
+        "variants of SDP-PE have these options; the [ablation](ablation.md) measures them. "
+        "Letters, lines and equations are those of `000`; modules such as `evidence` are below "
+        "`coordinator/learning/`.",
         _table(("option", *(f"`{name}`" for name in CONSTANTS), "meaning"), _sdp_pe_options()),
         "## Options of batched UCBVI",
         "The learner `ucbvi-shuffle` has these options, which "

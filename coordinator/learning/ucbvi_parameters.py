@@ -69,11 +69,11 @@ class Bonus:
     """A bonus by name, and its constants. Only `practical` uses the constants.
 
     `bonus_scale` multiplies the bonus for sampling, and `noise_scale` multiplies the bonus for
-    privacy noise. In r~ and in the bonuses, but not in P~, a pair's visits count as at least
-    `least_visits` standard deviations of their noise. So noise alone does not make a rarely visited
-    pair look rewarding. The defaults are the same for all environments, learners and epsilons. They
-    were chosen once from small grids at K = 20,000 and 200,000 and epsilon = 1, with a few seeds
-    each on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0.
+    privacy noise. For rewards and bonuses, but not for transitions, a pair's visits count as at
+    least `least_visits` standard deviations of their noise. So noise alone does not make a rarely
+    visited pair look rewarding. The defaults are the same for all environments, learners and
+    epsilons. They were chosen once from small grids at K = 20,000 and 200,000 and epsilon = 1, with
+    a few seeds each on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0.
     """
 
     name: BonusName = "practical"

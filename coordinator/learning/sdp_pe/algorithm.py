@@ -87,7 +87,7 @@ def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> f
 
 
 class SDPPE:
-    """One run of SDP-PE over a `Problem`; a `Learner`.
+    """One run of SDP-PE over a `Problem`, as a `Learner`.
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
     LearnerError if K is too small for a stage. Subclasses may change the coverage design, the

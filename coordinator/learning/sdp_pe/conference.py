@@ -29,7 +29,7 @@ from riffle.coordinator.learning.sdp_pe.schedule import Stage
 
 
 class ConferenceSDPPE(SDPPE):
-    """One run of the conference variant, which has no `auxiliary_share`: it is set to zero."""
+    """One run of the conference variant of SDP-PE (003). Its `auxiliary_share` is always zero."""
 
     fine_batches = 1
 

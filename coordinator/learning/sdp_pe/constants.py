@@ -20,12 +20,12 @@ class Constants:
     """Every number and choice that shapes a run of SDP-PE; the defaults are those of `paper`.
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can. It
-        raises the factor of growth until the stages use the exploring episodes exactly.
+        raises the factor of growth until they use all episodes that `exploit_share` leaves.
     growth: with `fill`, the least factor from one stage's length to the next.
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
-    visits_per_noise: with `fill`, L_1 is large enough for this many visits to every (h, x, a). The
-        unit is the standard deviation of a crude counter's noise, but at least one visit. So noise,
-        not K, sets the size of the first batches.
+    visits_per_noise: if `first_stage` is 0, L_1 is large enough for this many times s visits to
+        every (h, x, a). s is the standard deviation of a crude counter's noise, but at least 1. So
+        noise, not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
@@ -40,10 +40,10 @@ class Constants:
         So the more likely a policy is the best, the more it is explored (Thompson 1933). Needs
         radius `bootstrap`.
     threshold_scale: see `levels`; C_1 of `paper`.
-    levels: `paper`: W holds tuples counted at most `threshold_scale` (C_1) times E H^2 iota, and
-        Eq. 7 has tolerance E/4. `noise`: W holds tuples counted at most `threshold_scale` times the
-        standard deviation of the count's noise, and Eq. 7 has tolerance 0. At scale 0, W is empty
-        and no row of the model loses a transition.
+    levels: `paper`: W holds the tuples whose count is at most `threshold_scale` (C_1) E H^2 iota,
+        and Eq. 7 has tolerance E/4. `noise`: W holds the tuples whose count is at most
+        `threshold_scale` standard deviations of its noise, and Eq. 7 has tolerance 0. At scale 0,
+        W is empty and no row of the model loses a transition.
     add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
     crude_add_on: add this many times sqrt(1 + v) to every crude tuple count, where v is the
         variance of the count's noise, so that exploration goes to the unknown. Values are estimated
@@ -52,20 +52,19 @@ class Constants:
         count's noise, so that noise on a rarely visited pair does not look like a reward.
     pool: estimate from a stage's crude and fine counts together, not from its fine counts alone.
     memory: use the counts of earlier stages too, instead of forgetting them.
-    weights: how batches are added, `batch` or `visits` (see `evidence`).
+    weights: the rule for the weights with which batches are added (see `evidence`).
     flow: make every batch's counts flow-consistent first (see `postprocess`).
     shrinkage: every (h, x, a) gets this many standard deviations of the noise on its visits as
-        pseudo-visits, with the mean row and reward over all steps (see `estimation`).
+        pseudo-visits, with the mean transitions and reward of (x, a) over all steps.
     coverage_tolerance: certified relative gap at which the search for the coverage design ends, if
         its iterations do not end first.
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
         enumerates them while there are at most 2^24 (see `active`). The choice changes no
         guarantee.
     radius_scale: factor of the radius; C of `paper`.
-    radius: `paper` is line 9 with C = `radius_scale`. `bootstrap` is `radius_scale` times a
-        quantile of a gap. The gap is how much worse than another policy the best policy seems under
-        resampled counts (see `estimation`). The level of the quantile is 1 - delta / B for B
-        stages.
+    radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` is `radius_scale`
+        times the quantile 1 - delta / B, for B stages, of gaps in value. Each gap compares the
+        model's best policy with the best policy of resampled counts (see `estimation`).
     """
 
     name: str = "paper"
