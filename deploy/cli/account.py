@@ -88,7 +88,7 @@ def calibrated(
     calibration: accounting.CalibrationName,
     aggregation: Aggregation,
 ) -> dict[str, Any]:
-    """Returns a calibration with its ratios to the papers' noise and to the Gaussian mechanism."""
+    """Returns calibrated noise, and its ratios to the papers' noise and to Gaussian noise."""
     chosen = accounting.calibrate(layout, n, required, calibration, aggregation=aggregation)
     document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
     gaussian = accounting.gaussian_variance(required.epsilon, required.beta, layout.cells)

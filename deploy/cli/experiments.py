@@ -133,7 +133,7 @@ def sweep_command(
 
 
 def _print_sweep(written: list[dict[str, Any]], out: Path) -> None:
-    """Prints the files, and why results are missing. One figure's table of regrets comes last."""
+    """Prints the files, and why results are missing; then, for a single figure, its regrets."""
     rows = [(f["figure"], len(f["curves"]), f["picture"]) for f in written]
     table(("figure", "curves", "picture"), rows, f"written to {out}")
     for figure in written:

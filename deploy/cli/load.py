@@ -153,7 +153,7 @@ def wire_command(
 ) -> None:
     """Measure messages a second: through live services, and of the cryptography alone.
 
-    With --aggregation sums, measure how much processor time a report saves, compared with messages.
+    With --aggregation sums, compare a summed report with one of messages by processor time.
 
     The exit code is 1 if the share of the cryptography's rate, the servers' cost or the speedup
     misses its target.

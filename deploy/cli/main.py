@@ -21,8 +21,8 @@ COMPLETION = "_RIFFLE_COMPLETE"
 """Environment variable that the script of ``riffle --install-completion`` sets."""
 
 
-# Each command's module in this package, and its line of help, the first paragraph of the command's
-# docstring. The command's function, or its group, is named `<command>_command`, with underscores.
+# For each command, its module in this package and its line of help: the first paragraph of its
+# docstring. The function or the group of a command is named `<command>_command`, with underscores.
 COMMANDS = {
     "up": ("up", "Start a network on loopback, run to the end, write the results."),
     "run": ("up", "Run on a network that is up, follow the run to its end, write the results."),
@@ -61,7 +61,7 @@ def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
     If they name a command, the command line has only that command. Otherwise it lists the names and
-    summaries of all commands, without their code.
+    summaries of all commands, without importing them.
     """
     import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
 

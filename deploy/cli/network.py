@@ -41,7 +41,7 @@ network_command = typer.Typer(
 NetworkFolder = Annotated[Path, typer.Argument(help="folder of the network's secrets")]
 
 
-def _file(role: str) -> Any:  # noqa: ANN401  (what Typer makes of it)
+def _file(role: str) -> Any:  # noqa: ANN401  (Typer's own types)
     return typer.Argument(help=f"settings file, such as network/{role}/settings")
 
 

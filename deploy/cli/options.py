@@ -1,7 +1,7 @@
 """Options that commands share.
 
 Importing this module imports neither NumPy nor a service. A command that takes a dataclass of
-options has an option for each of its fields (`expand_options`).
+options has an option for each field of the dataclass (`expand_options`).
 """
 
 import inspect
@@ -44,7 +44,7 @@ Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
 def whole_number(text: str) -> int:
-    """Reads an integer, also as 2e4. Raises typer.BadParameter for any other text."""
+    """Reads an integer, also written as 2e4. Raises typer.BadParameter for any other text."""
     try:
         return int(text)
     except ValueError:
@@ -54,8 +54,8 @@ def whole_number(text: str) -> int:
         return int(number)
 
 
-def whole(help_text: str) -> Any:  # noqa: ANN401  (what Typer makes of it)
-    """Returns the option of an integer, also as 2e4."""
+def whole(help_text: str) -> Any:  # noqa: ANN401  (Typer's own types)
+    """Returns an option whose value is an integer, also written as 2e4."""
     return typer.Option(parser=whole_number, metavar="INTEGER", help=help_text)
 
 

@@ -1,8 +1,8 @@
 """The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
 
-Learners of batches are simulated by population, or user by user. UCBVI and its private variants
-plan before every episode, so they have a simulator of their own. So do the two algorithms of paper
-004, which learn on layered MDPs from the losses of an adversary.
+Learners that deploy batches are simulated by population, or user by user. UCBVI and its private
+variants plan before every episode, so they have a simulator of their own. So do the two algorithms
+of paper 004, which learn on layered MDPs from the losses of an adversary.
 """
 
 import math
@@ -54,7 +54,7 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     calibration = None if how.calibration is None else SPEC_CALIBRATIONS[how.calibration]
     if not how.per_user and options.dishonest_fraction is None:
         options = replace(options, dishonest_fraction=0.0)
-    # The papers' first batches are so small that a report has more messages than runs allow.
+    # The papers' first batches are so small that a report has more messages than a live run allows.
     most = MAX_MESSAGES if options.constants == "paper" and not how.per_user else None
     chosen = options.apply(
         calibration=calibration, run_id=how.run_id, test_seed=how.test_seed, max_messages=most
@@ -88,7 +88,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
     """Simulates user by user. The document's policy and batches are those of seed 0."""
     spec, alone = chosen.spec, min(how.workers, how.seeds) <= 1
     with steps("episodes", how.seeds * spec.episodes) as shown:
-        # Only a seed in this process can show how many users are done.
+        # Only a seed that runs in this process can show how many users are done.
         run = partial(per_user.run_seed, chosen, on_users=shown.step if alone else lambda _: None)
         seeds = _seeds(run, how, lambda: None if alone else shown.step(spec.episodes))
     if not isinstance(chosen.make(), Modelled):
@@ -111,7 +111,7 @@ def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
 def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
     """Returns the options of a run of paper 004's learners, with their own defaults.
 
-    For LayeredMDP-v0, the adversary may also be one of the environment's parameters.
+    For LayeredMDP-v0, the caller may also give these learners' options (`CASE_OPTIONS`) as --param.
     """
     unused = (options.trust, options.families, options.constants)
     layered = options.env in (None, LAYERED)
@@ -134,7 +134,7 @@ def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
 def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, object]]:
     """Returns the document as rows of a table, without long values; the regret comes last.
 
-    With ``verbose``, includes the constants. The regret is rounded to its band.
+    With ``verbose``, includes the constants. `rounded` formats the regret.
     """
     hidden = {"constants", "batches", "policy", "regret_mean", "regret_ci", "regret_ci_method"}
     rows = [(key, value) for key, value in document.items() if key not in hidden]
