@@ -1,14 +1,15 @@
 """Throughput of the services, compared with that of the primitive (HPKE) on the same cores.
 
-A message is sealed once and opened once. Let s and o be the seconds of the primitive's seal and
-open, called directly on plaintexts of the same size by one process per core. The primitive's own
-rate is 1 / (s + o). Nothing built on the primitive can exceed it. Riffle's rate is n L messages
-over the wall time of one deployment on live services, from the request to its counts. The primitive
-is measured before and after the deployment, which shows if the machine's speed changes.
+A message is sealed once and opened once. On each core, one process calls the primitive directly, on
+plaintexts of the same size: sealing takes s seconds, and opening takes o seconds. The primitive's
+own rate is the sum of 1 / (s + o) over the cores. Nothing built on the primitive can exceed this
+rate. Riffle's rate is n L messages divided by the wall time of one deployment on live services,
+from the request to its counts. The primitive is measured before and after the deployment, which
+shows if the machine's speed changes.
 
 The servers' work outside cryptography is the processor time of shuffler and coordinator without
 their pools, minus the time that the shuffler itself measures for opening outer seals. The run is
-manual, so the coordinator only computes the batch's noise and an estimate of its value.
+manual, so the coordinator only computes the batch's noise and an estimate of the policy's value.
 """
 
 import os
@@ -43,9 +44,9 @@ LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
 SPEEDUP_BAR = 10.0
 SUM_SECONDS = 0.001
-"""A rough number of seconds for a masked report, from which the progress bar estimates."""
+"""A rough time of one masked report. The progress bar estimates the whole time from it."""
 STEADY = 1.1
-"""The measurement counts as disturbed if the primitive's two rates differ by a larger factor."""
+"""A measurement counts as disturbed if the primitive's two rates differ by a larger factor."""
 
 CallTime = tuple[float, float]
 """Seconds of processor time and of wall time of one call."""
@@ -53,7 +54,7 @@ CallTime = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """Seconds of one core to seal and to open a message, and messages a second of all cores."""
+    """Seconds to seal and to open a message on one core, and messages a second on all cores."""
 
     seal: float
     open: float
@@ -68,7 +69,7 @@ class Split:
     the event loops of all three roles. ``store``: the shuffler's other threads, including the
     permutation. ``episodes``: the nodes' other threads, including noise and encoding.
     ``coordinator``: the coordinator's other threads (store, counting, ledger, the learner's
-    planning); its parts are known in wall time only.
+    planning). Of these four, only wall times are known.
     """
 
     crypto: float
@@ -79,7 +80,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """Splits the roles' processor time; ``outer_seconds`` is for outer seals."""
+        """Splits the roles' processor time. Opening outer seals took ``outer_seconds`` of it."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -91,7 +92,7 @@ class Split:
 
 
 def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
-    """Runs the benchmark on its own network in ``folder``; ``messages`` is the smallest n L.
+    """Runs the benchmark on a new network in ``folder``, with n L >= ``messages``.
 
     Raises LocalError if the network does not start or the deployment fails.
     """
@@ -112,9 +113,9 @@ def run_sums_benchmark(
     """Compares the processor time of a report as a masked vector and as messages.
 
     The vectors are those of ``chosen``, in a batch of n reports. The cost of a message is measured
-    in the same run, on ``messages`` or more messages of the preset `riverswim`. This cost does not
-    depend on the number of counters, so a report of L messages costs L times as much. Both costs
-    cover all work of all roles. Raises the errors of `run_benchmark`.
+    first, on at least ``messages`` messages of the preset `riverswim`. This cost does not depend on
+    the number of counters, so a report of L messages costs L times as much. Both costs cover all
+    work of all roles. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))
@@ -255,7 +256,7 @@ def measure_primitive(width: int, cores: int) -> Primitive:
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds for each."""
+    """Returns the times of a seal and of an open. ``job``: plaintext bytes, seconds for each test."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)
@@ -277,7 +278,7 @@ def _time(work: Callable[[], object], seconds: float) -> CallTime:
 
 
 def _deploy(operator: Operator, run_id: str, spec: RunSpec, n: int) -> Answer:
-    """Deploys a constant policy for n episodes; returns its row once it is counted."""
+    """Deploys a constant policy for n episodes. Returns the deployment's row once it is counted."""
     row = operator.deploy(run_id, constant_deployment(spec, n))
     for event in operator.events(run_id):
         if event["kind"] == "batch_counted" and event["data"]["index"] == row["index"]:

@@ -1,8 +1,8 @@
 """The operator's part of a load test: runs that keep a batch open, and nodes' credentials.
 
 Two manual runs deploy a constant policy repeatedly. They take turns, so that one batch fills while
-the coordinator opens the other. If opening is slower than filling, no batch is open for a while,
-and the load test shows this.
+the coordinator decrypts the other. If decrypting takes longer than filling, no batch is open for
+a while, and the load test shows this.
 
 A generator's nodes are enrolled many at a time, and revoked when the generator ends.
 """
@@ -35,7 +35,7 @@ def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
     The run has all counters, whatever transitions ``base`` declares impossible.
     """
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
-    return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps documents
+    return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps nested models
 
 
 def constant_deployment(spec: RunSpec, episodes: int) -> ManualDeployment:

@@ -2,7 +2,7 @@
 
 A node runs the code of `node_client`: poll, fetch, check, lease, run, encode, seal, upload, and
 retry temporary failures. Only its users are not real: each is invented for one report. `Tally`
-counts reports by outcome, and their latencies.
+counts reports by outcome and records latencies.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ with its encoding; sealing with the wait for a sealer; upload until the report i
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies in seconds, in buckets of constant ratio; sum and maximum are exact."""
+    """Latencies in seconds, in buckets whose edges grow by `GROWTH`; sum and maximum are exact."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -66,7 +66,7 @@ class Histogram:
         return Histogram(self.buckets - before.buckets, self.total - before.total, self.largest)
 
     def quantile(self, share: float) -> float:
-        """Returns the upper edge of the bucket that reaches this share of latencies; 0 if empty."""
+        """Returns the bucket edge up to which this share of latencies lies; 0 if there are none."""
         needed, seen = share * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
@@ -99,7 +99,7 @@ class Tally:
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
     answer, by request and reason; nodes retry most of them. ``due``: latency from the scheduled
-    time until acceptance. ``sent``: latency from the upload's first byte.
+    time until acceptance. ``sent``: latency from the upload's first byte until acceptance.
     """
 
     started: int = 0
@@ -209,7 +209,7 @@ class Fleet:
     tally: Tally
 
     async def run(self, due: Sequence[float], stop: asyncio.Event) -> None:
-        """Starts a report at each of these times (``time.monotonic``); waits for all of them.
+        """Starts a report at each time in ``due`` (``time.monotonic``), and waits for all reports.
 
         Gives up a report that is not decided `PATIENCE_SECONDS` after its start.
         """

@@ -1,8 +1,8 @@
 """The processes that generate load, from the schedule of reports to samples of the load.
 
 Arrivals are an open loop: their times are fixed before the first request, and latency counts from
-them. A generator that waited for each answer would not send exactly the requests that show a stall
-(coordinated omission).
+these times. A generator that waited for each answer would send too few requests during a stall, so
+its latencies would hide the stall (coordinated omission).
 
 Each process runs an event loop with its share of the nodes, and one sealing process. A process says
 when it is ready, begins on command, and sends its tally twice a second and once more at the end. It
@@ -47,10 +47,10 @@ MOST_SAMPLES = 600
 
 
 def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generator) -> Times:
-    """Returns the ascending times at which reports are due, in seconds below ``seconds``.
+    """Returns the times at which reports are due: ascending, in seconds, all below ``seconds``.
 
-    ``constant``: one report every 1/rate. ``poisson``: independent exponential gaps of mean 1/rate,
-    like those of many independent people.
+    ``constant``: a report every 1/rate seconds. ``poisson``: independent exponential gaps of mean
+    1/rate, like those of many independent people.
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
@@ -147,9 +147,9 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` has the resources by role, or by ``generator
-    i`` for a process of the generator. ``cores`` maps each core to (seconds busy, seconds in
-    all)."""
+    """The load ``at`` seconds after its start. ``use`` maps the role of each service, and the name
+    ``generator i`` of each generator process, to the resources used. ``cores`` maps each core to
+    (seconds busy, seconds in all)."""
 
     at: float
     tally: Tally

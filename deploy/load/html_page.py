@@ -17,8 +17,8 @@ from riffle.deploy.load.summary import CARRIED, PROMPT, PROMPT_SECONDS, Summary,
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
 DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
 MOST_ROWS = 20  # rows of a chart's table
-MANY = 100  # a second's 99th percentile is drawn if so many reports were due in it
-UNSURE = 10.0  # trials disagree if a higher rate has more prompt reports by so many points
+MANY = 100  # least rate, in reports a second, at which each second's 99th percentile is drawn
+UNSURE = 10.0  # trials disagree if a higher rate's prompt share is larger by so many points
 NOISY = 0.1  # share of the processors that other programs use without a warning
 
 NEXT: dict[str, str] = {
@@ -59,13 +59,13 @@ _HEAD = (
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """Writes ``summary.json``, which is complete, and ``load.html``."""
+    """Writes ``load.html``, and ``summary.json``, which has all numbers."""
     (folder / "load.html").write_text(to_html(summary), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def headline(summary: Summary) -> str:
-    """Returns the result in a sentence: the load that was carried, and its limit."""
+    """Returns the result in a sentence: the load that was carried, and what limited it."""
     limit, found = summary["verdict"]["limit"], summary.get("capacity")
     rate = f"{found['carried_a_second'] if found else due_a_second(summary):.3g} reports a second"
     if limit == "none":
@@ -83,7 +83,7 @@ def headline(summary: Summary) -> str:
 
 
 def certainty(summary: Summary) -> str:
-    """Returns how sure the result is: how often each rate was tried, and what disturbed it."""
+    """Returns how sure the result is: how often a rate was tried, and what disturbed the trials."""
     rows = summary.get("capacity", {"steps": {}})["steps"].values()
     disagree = any(
         low["p50, ms"] > 2 * high["p50, ms"] or high[PROMPT] > low[PROMPT] + UNSURE
@@ -106,7 +106,7 @@ def next_step(summary: Summary) -> str:
     if _unfilled(summary):
         again.append("with a longer --duration, so that batches fill")
     repeat = f"repeat {' and '.join(again)}" if again else ""
-    # If others used the machine, it is not known yet whether a larger one is needed.
+    # If other programs used the machine, it may be large enough without them.
     then = "" if repeat and limit == "machine" else NEXT[limit].format_map(summary["parameters"])
     return ". Then ".join(filter(None, (repeat, then)))
 
@@ -172,7 +172,8 @@ def _ticks(top: float) -> list[float]:
 def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
     """Returns a chart of lines over time, with a table of some samples (summary.json has all).
 
-    Leaves out a last interval shorter than half of the previous one: its rates are noise.
+    Leaves out the last interval if it is shorter than half of the previous one, because its rates
+    are noise.
     """
     ends = [row["at"] for row in rows[-3:]]
     if len(ends) == 3 and 2 * (ends[2] - ends[1]) < ends[1] - ends[0]:

@@ -39,9 +39,9 @@ ROUTES = ("/v1/batches/{batch_id}/leases", "/v1/batches/{batch_id}/reports")
 
 
 def cores(text: str | None) -> frozenset[int]:
-    """Returns the processors in a list such as 0,1; the empty set means all.
+    """Returns the processors in a list such as 0,1; for None the empty set, which means all.
 
-    Raises ValueError for any other text, or if this process may not use one of them.
+    Raises ValueError for any other text, or if this process may not use a listed processor.
     """
     if text is None:
         return frozenset()
@@ -114,9 +114,9 @@ class Target:
     pids: dict[str, int] = field(default_factory=dict)
 
     def answering_seconds(self) -> float:
-        """Returns how long the shuffler worked on requests for slots and uploads, since its start.
+        """Returns how long the shuffler has worked on lease requests and uploads, since its start.
 
-        Returns NaN if the shuffler does not tell.
+        Returns NaN if the shuffler's metrics cannot be read.
         """
         try:
             return shuffler_metric(self.secrets, self.shuffler_url, ANSWERING_SECONDS, ROUTES)
@@ -132,7 +132,7 @@ class Target:
 def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
     """Starts a loopback network without nodes, on the processors that its services may use.
 
-    Stops runs that an earlier, killed load test left there. ``lock`` is the folder's lock.
+    Stops runs that an earlier, killed load test left in the folder. ``lock`` is the folder's lock.
     """
     chosen = with_aggregation(preset("riverswim"), config.aggregation)
     loopback = LoopbackConfig.of(chosen, config.folder, 0, config.workers)
@@ -195,12 +195,12 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 
 
 def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
-    """Loads the target at one rate after another, and returns the `capacity` of the network.
+    """Loads the target at one rate after another, and returns the summary that `capacity` makes.
 
     The first rate is ``config.rate``. Every load takes ``config.seconds``, and all batches have the
     size that the first rate gives. Raises errors of `run`.
     """
-    config = replace(config, batch=config.reports_a_batch)  # n decides what a report costs
+    config = replace(config, batch=config.reports_a_batch)  # n decides how large a report is
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()
     with _enrolled(config, target) as (credentials, screen):
         while (rate := next_rate(tried, config.rate)) and rate * config.seconds <= MOST_REPORTS:

@@ -5,8 +5,8 @@ show why. A process is saturated if its threads ran, or waited for a processor, 
 share `SATURATED` of the time. Waiting counts, because a process that shares its processor gets less
 of it but needs as much.
 
-`summarize` turns samples into summary.json. A search for the capacity is a sequence of such
-summaries: `next_rate` chooses the next load, and `capacity` the summary to show.
+`summarize` turns the samples of a load into summary.json. A search for the capacity tries several
+loads: `next_rate` chooses the rate of the next one, and `capacity` chooses the summary to show.
 """
 
 import math
@@ -25,9 +25,9 @@ PROMPT_SECONDS = 2.0
 PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
-SETTLED, MINUTE = 0.3, 60  # memory is judged after this share of a load, if it took a minute
+SETTLED, MINUTE = 0.3, 60  # growth of memory counts after this share of a load of a minute
 
-MOST_STEPS, PRECISE = 12, 1.2  # loads in a search, and the ratio of rates at which it ends
+MOST_STEPS, PRECISE = 12, 1.2  # most loads in a search; ratio of rates that ends the search
 
 Limit = Literal["none", "generator", "coordinator", "shuffler", "database", "network", "machine"]
 Summary = dict[str, Any]
@@ -38,13 +38,14 @@ class Evidence:
     """The measurements that decide the verdict.
 
     ``due`` and ``prompt``: reports due, and reports accepted promptly. ``filled``: batches that
-    filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five demands
-    (`Usage.demand`): ``loops`` is that of the busiest generator process; ``sealing`` and
-    ``opening`` are those of an average process of their pools; ``shuffler`` and ``coordinator`` are
-    those of the services (None if they run elsewhere). ``refused``: answers 429. ``busy``: the busy
-    share of all processors' time. ``others``: processors that other programs used (0 if the
-    services run elsewhere). ``answering``: of the time that nodes waited for slots and uploads, the
-    share in which the shuffler worked on them; None if unknown.
+    filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five fields are
+    demands (`Usage.demand`): ``loops`` of the busiest generator process, ``sealing`` and
+    ``opening`` of an average process that seals or opens, ``shuffler`` and ``coordinator`` of these
+    services (None if they run elsewhere). ``refused``: answers with status 429. ``same_cores``:
+    whether generator and services share all processors. ``busy``: the busy share of all processors'
+    time. ``others``: processors that other programs used (0 if the services run elsewhere).
+    ``answering``: the share of the nodes' waiting for slots and uploads during which the shuffler
+    worked on these requests; None if unknown.
     """
 
     due: int
@@ -149,9 +150,9 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of the smallest load that was not carried, or else of the last load.
+    """Returns the summary of the least load that was not carried or, if all were, of the last load.
 
-    Its ``capacity`` has the largest carried rate (reports a second, as counted), whether a batch
+    Its ``capacity`` has the largest carried rate (in reports due a second), whether a batch
     filled at this rate, and a row for each load.
     """
     rates_of = {step["parameters"]["rate"]: step for step in steps}
@@ -166,7 +167,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
 
 
 def due_a_second(summary: Summary) -> float:
-    """Returns how many reports a second were due. Random arrivals miss the requested rate."""
+    """Returns how many reports a second were due: with random arrivals, not exactly the rate."""
     return float(summary["evidence"]["due"] / summary["parameters"]["seconds"])
 
 
@@ -191,7 +192,7 @@ def summarize(
     """Returns the content of summary.json: all measurements, and the verdict.
 
     The use of processors is measured from the start to the last arrival. ``answered``: the seconds
-    for which the shuffler worked on requests for slots and uploads, if known.
+    for which the shuffler worked on lease requests and uploads; NaN if unknown.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
     end = next(late, samples[-1])  # the last sample, if the load was interrupted
@@ -266,9 +267,10 @@ def _evidence(
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
-    """Returns memory in MiB: at the end, the maximum, and growth per minute after the first part.
+    """Returns memory in MiB: at the end, the maximum, and growth per minute.
 
-    The growth is the slope of the least-squares line; None for a load of less than a minute.
+    The growth is the slope of the least-squares line after the share `SETTLED` of the load. It is
+    None for a load of less than a minute.
     """
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
@@ -283,7 +285,7 @@ def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
 
 
 def rates(now: Sample, before: Sample) -> dict[str, float]:
-    """Returns rates and use between two samples."""
+    """Returns rates of reports, latencies and use of resources between two samples."""
     seconds = max(now.at - before.at, 1e-9)
     fresh = {
         "due": now.tally.started - before.tally.started,
