@@ -2,8 +2,8 @@
 
 `Recorder` is a shuffler that keeps every byte. It answers nodes as the shuffler does, but it also
 serves descriptors that no shuffler would countersign, loses an answer, or changes a batch's key.
-`session` compares what the client did with docs/protocol.md. Each finding names a section of that
-page.
+`session` compares the client's behaviour with docs/protocol.md. Each finding names a section of
+that page.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Recorder:
         self.changed_at = math.inf
 
     def app(self) -> Starlette:
-        """Returns the routes of nodes."""
+        """Returns the server, with the routes that nodes use."""
         batch, post = "/v1/batches/{id}", ["POST"]
         return Starlette(
             routes=[
@@ -92,7 +92,7 @@ class Recorder:
         return _as_json(wire.ShufflerIdentity(shuffler_id=offers.SHUFFLER_ID, public_key=public))
 
     def _answer(self, handler: Handler | None = None) -> Callable[[Request], Awaitable[Response]]:
-        """Returns the route of a handler of one batch; without a handler, that of the list."""
+        """Returns an endpoint that handles one batch or, without a handler, lists open batches."""
 
         async def answer(request: Request) -> Response:
             try:
@@ -112,7 +112,7 @@ class Recorder:
         return answer
 
     def _find(self, name: str) -> Offer | None:
-        """Returns the offer listed under an id, or whose descriptor has it (check 5)."""
+        """Returns the offer listed under this id or, for check 5, whose descriptor has the id."""
         inside = f'"batch_id":"{name}"'.encode()
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
@@ -244,7 +244,7 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with earlier uploads of its slot under the same key, and of other slots."""
+    """Compares a report with earlier ones of its lease and batch key, and of other leases."""
     if lease not in offer.leases:
         offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
         offer.over = True
@@ -281,9 +281,10 @@ def session(
 ) -> Iterator[Finding]:
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
-    The session ends when the client did nothing for ``idle`` seconds, or after ``longest`` seconds.
-    A bad offer counts as refused if nobody asks for its slots for ``grace`` seconds after it was
-    fetched and after the client's last request for slots or upload.
+    The session ends when the client has sent no lease request and no upload for ``idle`` seconds,
+    or after ``longest`` seconds. A bad offer counts as refused if the client fetches its descriptor
+    and requests no slot. The offer leaves the list of open batches when both this fetch and the
+    client's last lease request or upload are ``grace`` seconds old.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]
@@ -323,7 +324,7 @@ def _refusal(offer: Offer) -> Finding:
 def _examine(
     owner: Owner, offer: Offer, seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a good batch; ``seen`` and ``pooled`` are as in `_check_reports`."""
+    """Yields mistakes in a good batch. For ``seen`` and ``pooled``, see `_check_reports`."""
     if offer.unanswered:
         yield MistakeError("13.7", "expected the upload again after no final answer; seen none")
     elif len(offer.reported) < REPORTS and not offer.mistakes:
@@ -349,7 +350,10 @@ def _check_reports(
     seen: set[bytes],
     pooled: dict[str, Test],
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a batch; ``seen`` has noise and ephemeral keys of earlier reports."""
+    """Yields mistakes in a batch.
+
+    ``seen`` has noise and ephemeral keys of earlier reports; ``pooled`` adds up tests over batches.
+    """
     opened, wrong = list[Ints](), Counter[tuple[str, str]]()
     for tries in reports:
         try:
@@ -365,7 +369,8 @@ def _check_reports(
 def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
-    The number of ones is wrong if it is less likely than `ERROR_RATE`.
+    The number of ones is wrong if a correct client has so few, or so many, with probability at most
+    `ERROR_RATE`.
     """
     d, layout = keys.context.descriptor, keys.context.descriptor.layout
     try:

@@ -1,7 +1,7 @@
 """The batches that ``riffle conformance`` offers to a client: good ones, and ones with one fault.
 
-All batches are for one small environment whose transitions are certain, so that the law of every
-counter is known. A bad offer breaks one of the checks that section 11 of docs/protocol.md numbers.
+All batches are for one small environment whose transitions are certain, so the distribution of
+every counter is known. A bad offer fails one of the checks in docs/protocol.md, section 11.
 """
 
 import hashlib
@@ -42,15 +42,16 @@ Json = dict[str, Any]
 ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
 X, A, H, REPORTS, USERS = 5, 2, 3, 40, 5_000
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
-"""Batches promise what the owner demands, at a larger dishonest fraction than the owner's."""
+"""Batches promise epsilon and beta at the dishonest fraction GAMMA. The owner demands them only at
+OWNER_GAMMA, which is smaller."""
 LOW, HIGH = -1.0, 1.0
-"""The declared range of rewards; the environment's is [0, 1]."""
+"""The range of rewards in descriptors. The rewards of the environment are in [0, 1]."""
 LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS = "blanks in its JSON"
-"""No JSON library writes such blanks. A client that writes the descriptor again gets another
-digest."""
+"""The blanks stand before commas, where no JSON library writes one. So a client that parses the
+descriptor and writes it again gets another digest."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
@@ -58,11 +59,11 @@ CHANGES: dict[str, Json] = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}}
 
 _h, _x, _a = np.indices((H, X, A))
 NEXT, REWARDS = (2 * _x + _a + 1 + _h) % X, (_h + 2 * _x + 3 * _a + 2) % 5 / 4
-"""The state that follows with certainty, and the reward in quarters of [0, 1]; both (H, X, A)."""
+"""The next state, which is certain, and the reward, a multiple of 1/4; both (H, X, A)."""
 POLICIES = np.array([(_h[..., 0] + b + (_x[..., 0] >= 3)) % A for b in (1, 0)])
 MIXTURE = Mixture(POLICIES, np.array([3 * TOTAL_WEIGHT // 4, TOTAL_WEIGHT // 4]))
-"""The two policies take different transitions at every step. A client that reads weights as 31 bits
-never draws the second policy."""
+"""The two policies take different transitions at every step. A client that draws a policy with 31
+random bits instead of 32 never draws the second."""
 
 
 def environment() -> Json:
@@ -71,9 +72,10 @@ def environment() -> Json:
 
 
 def _support(*steps: int, full: int = 0) -> Support:
-    """Returns a support. If y is the successor, its list has all y + s with s in ``steps``.
+    """Returns a support, which has a list of possible next states for each (h, x, a).
 
-    The first ``full`` lists have all states. If there are any, episodes may begin anywhere.
+    If y is the certain next state, the list has y + s modulo X for each s in ``steps``. However,
+    the first ``full`` lists have all states. If ``full`` > 0, episodes may begin in any state.
     """
     each = enumerate(NEXT.ravel().tolist())
     lists = (tuple(sorted((y + s) % X for s in (steps, range(X))[k < full])) for k, y in each)
@@ -83,9 +85,10 @@ def _support(*steps: int, full: int = 0) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A good batch: what is counted, under which trust model, and how it is sent.
+    """A good batch: what is counted, under which trust model, and how the counts are sent.
 
-    ``fault`` is `SEVERAL`, `FULL`, a fault of the network that the client must survive, or "".
+    ``fault`` is an event that the client must survive (`FAULTS`), an unusual size (`SEVERAL` or
+    `FULL`), or "".
     """
 
     families: Families = "joint"
@@ -107,7 +110,7 @@ class Case:
 def good_cases(
     families: Sequence[Families], trust: Sequence[Trust], aggregations: Sequence[Aggregation]
 ) -> list[Case]:
-    """Returns the good batches for a client that knows these families, models, aggregations."""
+    """Returns good batches for a client that knows these families, trust models, aggregations."""
     kinds: list[tuple[Trust, Aggregation]] = [
         (t, g) for t in trust for g in (aggregations if t == "shuffle" else ("messages",))
     ]
@@ -130,9 +133,10 @@ def public(private: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of the client: demands, pins (with throwaway private keys) and people.
+    """The owner of the client: demands, people, and keys that only this test uses.
 
-    The node may ask ``users``, and may hide their ids from the shuffler under ``users_key``.
+    The client pins the public halves of ``coordinator``, ``shuffler``, ``analyzer`` and ``second``.
+    It may ask ``users`` for episodes, and may hide their ids from the shuffler with ``users_key``.
     """
 
     trust: Sequence[Trust] = ("shuffle",)
@@ -148,7 +152,7 @@ class Owner:
     users_key: bytes = field(default_factory=_secret, repr=False)
 
     def write_settings(self, folder: Path, url: str) -> None:
-        """Writes what a client needs to settings.json, and the files that it names."""
+        """Writes settings.json, which has all that a client needs, and the files that it names."""
         files = {
             "environment.json": json.dumps(environment()),
             "users.json": json.dumps({NODE_ID: list(self.users)}),
@@ -170,11 +174,12 @@ class Owner:
 
 @dataclass
 class Offer:
-    """A batch served as ``batch_id``, its descriptor's bytes, and what the client did with it.
+    """A batch that is listed as ``batch_id``, and what the client did with the batch.
 
-    A good offer has a ``case``, and the network's ``fault`` that is still to come. A bad offer has
-    a ``fault`` that ``check`` finds. The last of the batch ``keys`` is valid. ``uploads`` has the
-    first report of each lease under each batch key.
+    ``data`` has the descriptor's bytes. A good offer has a ``case``, and its ``fault`` is the event
+    that is still to come. A bad offer has a ``fault`` that check number ``check`` finds. Only the
+    last of the batch ``keys`` is valid. ``uploads`` has the first report of each lease under each
+    batch key.
     """
 
     batch_id: str
@@ -216,7 +221,7 @@ def change_key(offer: Offer, owner: Owner) -> None:
 
 
 def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
-    """Returns a descriptor without ids, with the least noise; ``changes`` replace spec fields."""
+    """Returns a descriptor without run id and batch id. ``changes`` replace fields of the spec."""
     fields: Json = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
     fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
     fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
@@ -233,7 +238,7 @@ def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
 
 
 def _named(document: Json) -> Json:
-    """Returns the descriptor of a new batch of a new run, listed under its own id."""
+    """Returns the document with new run and batch ids, to be listed under this batch id."""
     run = os.urandom(16).hex()
     return document | {"run_id": run, "batch_id": (own := batch_id(run, INDEX)), "listed": own}
 
@@ -241,7 +246,8 @@ def _named(document: Json) -> Json:
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     """Returns the offer of a descriptor, which need not be valid.
 
-    Members that are named in ``how`` are left out: they say how the offer is served and signed.
+    Members of ``document`` with a name from ``how`` (below) are not part of the descriptor: they
+    say how the offer is served and signed.
     """
     pair = KeyPair.generate()
     how: Json = {"listed": document.get("batch_id"), "first": "", "label": LABEL_DEPOSIT}
@@ -262,9 +268,11 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
 
 
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
-    """Yields offers with one fault each, made from the first of the good ``cases`` of each kind.
+    """Yields offers with one fault each.
 
-    No offer has an analyzer key of low order (check 22), because check 15 (pins) comes first.
+    Faults of the guarantee are put into the first of the good ``cases`` of each trust model and
+    aggregation. The other faults are put into the first case only. No offer has an analyzer key of
+    low order (check 22): such a key is not pinned, so check 15 would find the fault before.
     """
     good = _document(cases[0], owner)
     rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
@@ -283,12 +291,12 @@ def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
 
 
 Row = tuple[int, str, Json]
-"""The check that finds a fault, the fault, and what differs from a good descriptor: ``...`` removes
-a member, and a function changes it."""
+"""The number of the check that finds a fault, the fault in words, and the members that differ from
+a good descriptor. The value ``...`` removes a member. A function is applied to the good value."""
 
 
 def _malformed(kind: type[Document], good: Json) -> Iterator[Row]:
-    """Yields rows with one member that the schema of a document does not allow."""
+    """Yields rows, each with one member that the schema of the document does not allow."""
     schema = kind.model_json_schema()
     for name, rule in schema["properties"].items():
         wrong: Json = {"is missing": ...} if name in schema["required"] else {}
@@ -305,7 +313,7 @@ def _malformed(kind: type[Document], good: Json) -> Iterator[Row]:
 
 
 def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
-    """Returns rows for other nodes' descriptors, and inconsistent ones."""
+    """Returns rows whose members do not suit this node, or contradict each other."""
     now, first = int(time.time()), good["weights"][0]
     wide_batch = _document(base, owner, actions=A + 1, support=None)
     narrow_batch = _document(base, owner, support=_support(1))
@@ -347,7 +355,7 @@ def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
     batch, kind = partial(_document, base, owner), f"; {base.name}"
     share = batch(dishonest_fraction=0.3)
     yield 24, f"one owner may hold more slots than the owner allows{kind}", share
-    is_coarse = base.trust == "central" or base.aggregation == "sums"  # bits are whole
+    is_coarse = base.trust == "central" or base.aggregation == "sums"  # in whole bits of noise
     factor = 1.125 if is_coarse else 1.005
     larger = batch(epsilon=factor * EPSILON, dishonest_fraction=OWNER_GAMMA)
     yield 25, f"its epsilon is up to {factor} times the owner's (12.5){kind}", larger
@@ -368,7 +376,7 @@ def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
 
 
 def _others(owner: Owner) -> Iterator[Row]:
-    """Yields rows of the kinds of batches that the owner does not allow."""
+    """Yields rows with a trust model or an aggregation that the owner does not allow."""
     for other in get_args(Trust):
         if other not in owner.trust:
             yield 12, f"its trust model is {other}", _document(Case(trust=other), owner)
@@ -377,7 +385,7 @@ def _others(owner: Owner) -> Iterator[Row]:
 
 
 def _envelopes() -> Iterator[Row]:
-    """Yields rows with faults of bytes and signatures. Their names are those in `_offer`'s how."""
+    """Yields rows with faults of bytes, signatures and batch key. For the names, see `_offer`."""
     other, low = os.urandom(32), b"\1" + bytes(31)
     yield 2, "it has a member twice", {"first": '"n": 1 ,'}
     yield 3, "the coordinator signed with a key that is not pinned", {"coordinator": other}

@@ -1,7 +1,7 @@
-"""Opens reports with the private keys, and names a client's mistakes. Pure.
+"""Opens reports with the private keys, and names a client's mistakes. No I/O.
 
-`read_report` opens one report. `BatchLaw` compares all reports of a batch with the law of a correct
-client, whose environment is known. Every statistical test is exact: in a whole session, a
+`read_report` opens one report. `BatchLaw` compares all reports of a batch with their law, which is
+their distribution for a correct client. Every statistical test is exact: in a whole session, a
 correct client fails with probability at most `ERROR_RATE`. Sections are those of docs/protocol.md.
 """
 
@@ -30,7 +30,7 @@ from riffle.common.protocol.descriptor import LABEL_DIGEST, LABEL_MASK, BatchDes
 from riffle.common.protocol.hpke import KEY_BYTES, LABEL_MESSAGE, LABEL_REPORT
 
 ERROR_RATE, TESTS = 1e-6, 4_000
-"""A session has fewer tests; each errs with probability at most `LEVEL`."""
+"""A session has fewer than `TESTS` tests; each errs with probability at most `LEVEL`."""
 LEVEL = ERROR_RATE / TESTS
 AXES = ("family", "h", "x", "a", "x'", "r")
 Floats = npt.NDArray[np.float64]
@@ -54,9 +54,9 @@ class BatchKeys:
 
 
 def read_report(keys: BatchKeys, sealed: bytes) -> tuple[Ints, list[bytes]]:
-    """Opens a report as uploaded; raises MistakeError for the first thing that is wrong.
+    """Opens an uploaded report. Raises MistakeError for the first thing that is wrong.
 
-    Returns the number of each index in the report (C + 1,), dummies last, and the ephemeral keys.
+    Returns how often each index is in the report (C + 1,), the dummy last, and the ephemeral keys.
     """
     d = keys.context.descriptor
     if len(sealed) != d.report_bytes:
@@ -124,7 +124,7 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
 
 
 def _infos(keys: BatchKeys, right: bytes, other: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields the right info, then each info that a mistake would give, with the mistake."""
+    """Yields ("", right info), then (mistake, info) for each mistake that a client may make."""
     digest, data = keys.context.digest, keys.data
     labels = [("", right), (f"the label {other!r}", other), ("no label", b"")]
     labels += [("a label without its final zero byte", right[:-1])]
@@ -140,7 +140,7 @@ def _infos(keys: BatchKeys, right: bytes, other: bytes) -> Iterator[tuple[str, b
 
 
 def shortened(number: str) -> float:
-    """Reads a number as languages without integers write it."""
+    """Reads a JSON number. Turns 1.0 into 1, as languages without integers do."""
     return int(float(number)) if float(number).is_integer() else float(number)
 
 
@@ -167,7 +167,7 @@ def _explain(keys: BatchKeys, sealed: Sequence[bytes], *, outer: bool) -> str:
 def _decrypt_unchecked(private: bytes, info: bytes, sealed: bytes) -> bytes:
     """Opens a seal without checking its tag (RFC 9180, sections 4.1 and 5.1; base mode).
 
-    Raises ValueError if its ephemeral key is a point of low order.
+    Raises ValueError if the seal's ephemeral key is a point of low order.
     """
     kem, suite = b"HPKE-v1KEM\x00\x20", b"HPKE-v1HPKE\x00\x20\x00\x01\x00\x01"
     mac, key = partial(hmac.digest, digest="sha256"), X25519PrivateKey.from_private_bytes(private)
@@ -184,7 +184,7 @@ def _decrypt_unchecked(private: bytes, info: bytes, sealed: bytes) -> bytes:
 
 
 def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
-    """Returns the noise bits of a counter in a report, and the probability of a 1."""
+    """Returns how many noise bits a report has for each counter, and the probability of a 1."""
     noise = d.batch_noise
     bits = (noise.bits, noise.p) if isinstance(noise, Noise) else (0, 0.0)
     return (1, noise.f) if isinstance(noise, Flips) else bits
@@ -192,7 +192,7 @@ def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A number that was observed, and its distribution for a correct client, from 0 on.
+    """An observed number; ``law[k]`` is the probability that a correct client's number is k.
 
     Tests of the same ``name`` in several batches may be added.
     """
@@ -208,7 +208,7 @@ class Test:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the test is made once, on all batches: one batch shows too little."""
+        """Whether the test is made once, on the sum over batches, as one batch shows too little."""
         return self.section[0] == "6" or self.name.startswith("noise of the ")
 
     @property
@@ -230,7 +230,7 @@ def binomial(N: int, p: float) -> Floats:
 
 @dataclass(frozen=True)
 class BatchLaw:
-    """The law of a batch's reports where episodes begin in state 0 and transitions are certain.
+    """The law of a batch's reports. Episodes begin in state 0, and transitions are certain.
 
     ``next_states`` and ``rewards`` (H, X, A) are the state after an action and the mean reward.
     """
@@ -241,8 +241,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """A row for each policy: sets of counters (an episode raises one counter of each set), the
-        counters of reward bits that are 1, by step, and the means of the reward bits."""
+        """For each policy: sets of counters, where an episode raises one counter of each set; by
+        step, the counter that a reward bit 1 raises; and by step, the reward bit's mean."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -256,14 +256,14 @@ class BatchLaw:
         return found
 
     def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
-        """Returns which reports (n, C + 1) may hold an episode of each policy: (n, M)."""
+        """Returns (n, M): whether each of the reports (n, C + 1) may hold each policy's episode."""
         found = [[counts[:, c].any(axis=1) for c in required] for required, *_ in self.paths]
         return np.asarray(np.array(found).all(axis=1).T)
 
     def mistakes(
         self, counts: Ints, seen: set[bytes], pooled: dict[str, Test]
     ) -> Iterator[MistakeError]:
-        """Yields what is wrong with all reports (n, C + 1) of a batch.
+        """Yields mistakes in the reports of a batch; ``counts`` is (n, C + 1).
 
         ``seen`` has the noise of earlier batches; ``pooled`` adds up tests over batches.
         """
@@ -280,12 +280,12 @@ class BatchLaw:
             key = f"{test.section} {test.name}"
             pooled[key] = pooled[key] + test if key in pooled else test
         failed = [test for test in tests if not test.is_pooled and test.fault]
-        # Too little noise fails many tests: the first shows how much, one that saw 0 shows where.
+        # Too little noise fails many tests. The first shows how little; one that saw 0 shows where.
         where = [test for test in failed[1:] if not test.observed]
         yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
 
     def _certain(self, counts: Ints) -> Iterator[MistakeError]:
-        """Yields mistakes that no draw can explain."""
+        """Yields mistakes that no random draw of a correct client can explain."""
         bits, most = noise_bits(self.descriptor)[0], int(counts[:, :-1].max())
         lost = int((~self.matches(counts).any(axis=1)).sum())
         if lost and self.descriptor.trust != "local":
@@ -321,7 +321,7 @@ class BatchLaw:
         return table
 
     def _other_order(self, counts: Ints) -> str:
-        """Names another order of the counters, or another step, in which all hold an episode."""
+        """Names another counter order, or another step, in which all reports hold an episode."""
         if self.matches(np.roll(counts[:, :-1], -1, axis=1)).any(axis=1).all():
             return "; all hold one with 1 added to every index"
         names, (*inner, family) = tuple(self.descriptor.layout.shapes), self._coordinates[:, ::-1].T
@@ -385,7 +385,7 @@ class BatchLaw:
 
 
 def open_report(tries: Tries, seen: set[bytes]) -> Ints:
-    """Opens all uploads of a report. Raises MistakeError if they differ, or repeat a key."""
+    """Opens all uploads of a report. Raises MistakeError if counts differ, or a key repeats."""
     found = [read_report(keys, sealed) for keys, sealed in tries]
     opened, ephemeral = [counts for counts, _ in found], [keys for _, keys in found]
     if any((counts != opened[-1]).any() for counts in opened):
