@@ -1,7 +1,7 @@
 """A network's own certificate authority, which issues a certificate to each server.
 
-The CA's key is used only once and not kept. To add a host, make all certificates of the network
-anew.
+The CA's key signs the first certificates and is not kept. To add a host, make all certificates of
+the network anew.
 """
 
 import datetime

@@ -163,7 +163,7 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds variables whose names are almost those of settings: such a variable sets nothing."""
+    """Finds variables that are no settings, but have a role's prefix or almost a setting's name."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):

@@ -47,11 +47,11 @@ MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class LoopbackConfig:
-    """Parameters of a loopback network: its nodes, their environment, their owner's demands.
+    """Parameters of a loopback network: its nodes, their environment, their owners' demands.
 
     Port 0 means any free port. With 0 nodes, nodes are started elsewhere. ``test_entry`` allows
     seeded noise. ``learners`` maps names to ``path/file.py:Class``. If ``replicas`` is above 1,
-    both services also run as ``shuffler-2`` and so on; this needs the URLs of both stores.
+    each service has further replicas, such as ``shuffler-2``; this needs the URLs of both stores.
     """
 
     folder: Path
@@ -82,7 +82,7 @@ class LoopbackConfig:
         workers: int,
         trust_models: tuple[Trust, ...] = ("shuffle",),
     ) -> Self:
-        """Returns the network for a run. The nodes' owner demands exactly the run's guarantee."""
+        """Returns the network for a run. The nodes' owners demand exactly the run's guarantee."""
         return cls(
             folder=folder,
             environment=chosen.spec.environment,

@@ -124,7 +124,7 @@ def interrupt_on_termination() -> Iterator[None]:
 
 @contextmanager
 def record_signals() -> Iterator[list[int]]:
-    """Records Ctrl-C (or a signal treated as such) instead of raising KeyboardInterrupt.
+    """Records Ctrl-C (or a signal treated like Ctrl-C) instead of raising KeyboardInterrupt.
 
     A second signal still interrupts. Use it in the main thread.
     """
@@ -156,7 +156,7 @@ def _handled(
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delays Ctrl-C (or a signal treated as such) to the end of the block. Main thread only."""
+    """Delays Ctrl-C (or a signal treated like it) to the block's end. Main thread only."""
     with record_signals() as recorded:
         yield
     if recorded:
@@ -225,7 +225,7 @@ def busy_by_core() -> dict[int, tuple[float, float]]:
     for line in (PROC / "stat").read_text().splitlines():
         name, *values = line.split()
         if name.startswith("cpu") and name != "cpu":
-            ticks = [int(value) * _TICK for value in values[:8]]  # user time includes guests
+            ticks = [int(value) * _TICK for value in values[:8]]  # user time includes the rest
             idle = ticks[3] + ticks[4]
             times[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
     return times

@@ -2,8 +2,8 @@
 
 ``init_network`` writes missing secrets and never overwrites one. docs/howto.md says what is in each
 folder. ``nodes/`` has public keys to pin and, after `enrol`, the nodes' credentials and the key
-that hides user ids from the shuffler. An owner who is not the shuffler's operator makes a key of
-their own. Only the shuffler's operator enrols nodes: the coordinator's folder never holds
+that hides user ids from the shuffler. An owner who is not the shuffler's operator makes such a key
+themselves. Only the shuffler's operator enrols nodes: the coordinator's folder never holds
 credentials.
 
 Each server also gets a TLS certificate from the network's own CA (`certificates`); all other
@@ -73,7 +73,7 @@ def init_network(folder: Path, shuffler_url: str = "", coordinator_url: str = ""
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # One token per service: Prometheus sends a token to its service, which could use it elsewhere.
+    # One token per service: a service could use the token that it gets at the other service.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, {"shuffler": shuffler_url, "coordinator": coordinator_url})
@@ -180,7 +180,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 
 def address(folder: Path, name: str, given: str | None) -> str:
-    """Returns a service's address: ``given``, or the operator's file ``name``, or its default."""
+    """Returns a service's address: ``given``, else the operator's file ``name``, else a default."""
     file = folder / "operator" / name
     return given or (file.read_text() if file.exists() else LOOPBACK[name])
 
@@ -236,10 +236,10 @@ def enrol(
 ) -> tuple[int, int]:
     """Enrols nodes, for at most ``users`` users each, until every owner has ``nodes`` valid nodes.
 
-    Credentials are in ``file``, by default the file in ``nodes/``. Removes credentials of revoked
-    nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and of valid
-    nodes that every owner has now. Raises the errors of `enrol_node`, and LocalError
-    ``invalid-spec`` if the file is damaged.
+    Credentials are in ``file``, by default ``nodes/credentials.json``. Removes credentials of
+    revoked nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and the
+    number of valid nodes that every owner has now at least. Raises the errors of `enrol_node`, and
+    LocalError ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
     try:
@@ -279,10 +279,11 @@ def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
-    """Returns the node with this name or beginning of an id; a revoked one only if no other fits.
+    """Returns the node that has this name, or whose id begins with this text.
 
-    Raises LocalError ``not-found`` if there is none, or several, and the errors of `enrol_node`.
-    The error suggests no other node: a revocation is for good.
+    A revoked node counts only if no valid node fits. Raises LocalError ``not-found`` if no node or
+    several nodes fit, and the errors of `enrol_node`. If none fits, the error suggests no similar
+    name, because the caller may revoke the node, and a revocation is for good.
     """
     nodes = {node.node_id: node for node in list_nodes(client)}
     names = {node_id: node.name for node_id, node in nodes.items()}
@@ -294,8 +295,8 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
 def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) -> str:
     """Returns the id with this name, or the one that begins with this text.
 
-    ``names`` has the name of every id. Raises ``none`` if there is no such id of this ``kind``, and
-    an error with the same slug if there are several.
+    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id, and an
+    error with the same slug if there are several. ``kind`` is for its text, such as "runs".
     """
     matches = _matches(text, names)
     if len(matches) > 1:

@@ -1,4 +1,4 @@
-"""The settings of a network's roles: as files in each role's folder, and as values.
+"""The settings of a network's roles: as a file in each role's folder, and as values.
 
 ``riffle network init`` writes the files, and ``riffle shuffler FILE`` reads one. Paths in a file
 start at the file's folder, so a role's folder works wherever it is copied to. A role keeps its data
@@ -83,7 +83,7 @@ def read_addresses(
 
 
 def write_settings(folder: Path, shuffler_url: str, coordinator_url: str) -> None:
-    """Writes the addresses and every role's settings file, unless they exist."""
+    """Writes the address files and every role's settings file; leaves existing files alone."""
     contents = {
         f"operator/{SHUFFLER_URL_FILE}": shuffler_url,
         f"operator/{URL_FILE}": coordinator_url,
