@@ -1,6 +1,6 @@
 """Starts and operates Riffle: command line, loopback network, load tests, containers.
 
-Code that a service, a node or an experiment needs belongs in its own folder, not here.
+Code that a service, a node or an experiment needs does not belong here.
 """
 
 import os
@@ -9,5 +9,5 @@ if not __name__.startswith("riffle."):
     raise ImportError(f"import riffle.{__name__} instead of {__name__}")
 
 # Riffle's matrices are small and its processes share cores, so BLAS threads only wait for each
-# other (measured: up to 20 times slower under load). This must be set before NumPy is imported.
+# other (measured: up to 20 times slower under load). Set the variable before NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -26,7 +26,7 @@ VIEWS: Mapping[Trust, tuple[str, str, str]] = {
     "central": ("sealed", "the episode itself", "coordinator"),
 }
 SUMS = ("masked", "one noisy sum of all", "shuffler, others' noise and software")
-"""An episode as shuffler and coordinator see it, and whom users trust (paper 000, Fig. 2)."""
+"""What shuffler and coordinator see of an episode, and whom users trust (paper 000, Fig. 2)."""
 
 
 def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def follow(
 ) -> None:
     """Follows a run to its end, shows its progress and writes the run's tables to CSV files.
 
-    A table ends before the first batch that is neither counted nor abandoned. On a terminal, the
-    progress is a bar. Elsewhere, it is one line for each batch that is over and for each finished
-    stage. A run ``by_hand`` waits for a person, so there is no remaining time to show. Calls
-    ``watch`` with every event. If the run cannot go on, prints the reason.
+    A table ends before the first batch that is not over. On a terminal, the progress is a bar.
+    Elsewhere, it is one line for each batch that is over and for each finished stage. A run
+    ``by_hand`` waits for a person, so there is no remaining time to show. Calls ``watch`` with
+    every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 

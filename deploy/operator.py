@@ -11,7 +11,7 @@
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
 refuses a request, every method raises RemoteError with the reason. If nothing answers, it raises
 LocalError ``unavailable``. If something else answers, such as a proxy, the method repeats the
-request.
+request for a while, and then raises the same error.
 """
 
 import json
@@ -133,7 +133,10 @@ class Operator:
         return self._ask("POST", path, _with("batch_id"), once=once, content=body)
 
     def wait(self, run_id: str, index: int, poll: float = 0.3) -> Answer:
-        """Waits until a deployment's batch is counted, or abandoned and not issued again."""
+        """Waits until a deployment's batch is over: counted, rejected or abandoned.
+
+        If the batch is issued again, waits for the new batch and returns its deployment.
+        """
         while True:
             deployment = self.deployment(run_id, index)
             step = deployment["step"]
@@ -178,7 +181,7 @@ class Operator:
         return self._call("GET", f"/v1/runs/{run_id}/result", "policy")
 
     def conservation(self, run_id: str) -> Answer:
-        """Returns how many messages were accepted, held, forwarded, dropped, opened, failed."""
+        """Returns each batch's numbers of messages: accepted, held, forwarded, opened and so on."""
         return self._call("GET", f"/v1/runs/{run_id}/conservation", "batches")
 
     def csv(self, run_id: str, table: Table) -> str:
@@ -192,7 +195,7 @@ class Operator:
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns regret and value from supplied true values; bands over all runs of this spec."""
+        """Returns regret and value from supplied true values, with bands over similar runs."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
@@ -288,7 +291,10 @@ class Operator:
         once: bool = False,
         **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
     ) -> T:
-        """Sends a request; repeats it if a stranger answers or, while following a run, nothing."""
+        """Sends a request. Unless ``once``, repeats it if something else answers, such as a proxy.
+
+        While a run is followed, repeats it also if nothing answers.
+        """
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience
         while True:

@@ -97,7 +97,7 @@ def emit_rows(
     output: TableOutput,
     columns: Sequence[str] | None = None,
 ) -> None:
-    """Prints rows as a table (of some columns) or as CSV, or their document as JSON."""
+    """Prints ``rows`` as a table or as CSV, or ``document`` as JSON. ``columns`` limits a table."""
     if output == "json":
         emit(document, "json", lambda: None)
     elif output == "csv":
@@ -139,7 +139,7 @@ def utc(seconds: float) -> str:
 
 
 def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yields a nested document as rows of a table, names joined by dots."""
+    """Yields (path, value) for each value in a nested document. A path is names joined by dots."""
     for key, value in document.items():
         if isinstance(value, list):
             value = dict(enumerate(value))  # noqa: PLW2901
@@ -150,7 +150,7 @@ def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def line(text: str) -> None:
-    """Prints a line of progress, unless stderr is a terminal: there a bar shows it."""
+    """Prints a line of progress, unless stderr is a terminal, where a bar shows the progress."""
     if not progress.is_terminal:
         progress.print(text, highlight=False, soft_wrap=True)
 
@@ -208,11 +208,11 @@ class Steps:
             line(f"{task.description}: {task.completed:.0f}{of}{took}{self._time_left(now)}")
 
     def _time_left(self, now: float) -> str:
-        """Returns ``, about 9 s left``, from the mean rate since the first step.
+        """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        The first step also waits for processes to start and code to compile, and steps of other
-        processes end at about the same time. So the result is "" until a fifth of the first step's
-        time has passed after that step.
+        The first step also waits for processes to start and code to compile, and all processes end
+        their first steps at about the same time. So after the first step, the text stays "" for a
+        fifth of the time that this step took.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:
@@ -221,7 +221,7 @@ class Steps:
 
 
 def time_left(seconds: float, done: float, total: float) -> str:
-    """Returns ``, about 9 s left``, from the mean rate so far; empty at the start and the end."""
+    """Returns a text such as ``, about 9 s left``, from the mean rate; "" at the start and end."""
     rest = seconds * (total - done) / max(done, 1)
     return f", about {rest:.0f} s left" if 0 < done < total else ""
 
@@ -239,7 +239,7 @@ def steps(
 
 @contextmanager
 def timed_bar(what: str, seconds: float) -> Iterator[None]:
-    """Shows a bar that moves with the clock, for a block of about ``seconds`` without steps."""
+    """Shows a bar that moves with the clock, for a block that takes about ``seconds``."""
     line(f"{what}: about {seconds:.0f} s")
     with bar("of about {task.total:.0f} s") as shown:
         task = shown.add_task(what, total=seconds)
@@ -253,7 +253,7 @@ def timed_bar(what: str, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _call_every(seconds: float, call: Callable[[], None]) -> Iterator[None]:
-    """Makes a call at intervals, in a thread, while the block lasts."""
+    """Runs ``call`` every ``seconds`` in a thread, until the block ends."""
     over = threading.Event()
 
     def run() -> None:

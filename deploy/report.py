@@ -1,7 +1,7 @@
 """Files of a run: summary, manifest, regret curve, and the run's tables as CSV.
 
 The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
-(`common.process.tables`). They grow during the run, and are rewritten completely at its end.
+(`common.process.tables`). The tables grow during the run, and are rewritten completely at its end.
 
 The regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
 so only the owner of a simulated environment can compute it; the coordinator never knows the MDP.
@@ -30,7 +30,7 @@ from riffle.node_client.environments.tabular import TabularMDP
 Table = Literal["deployments", "stages", "ledger"]
 TABLES: tuple[Table, ...] = ("deployments", "stages", "ledger")
 COLUMNS_IF_EMPTY: dict[Table, tuple[str, ...]] = {"stages": STAGE_COLUMNS}
-"""Columns of tables that may have no rows at a run's end; a manual run has no stages."""
+"""Columns of each table that may be empty at a run's end; a manual run has no stages."""
 
 PACKAGES = ("riffle-rl", "numpy", "scipy", "cryptography", "fastapi", "uvicorn", "sqlalchemy")
 FILES = (
@@ -41,11 +41,11 @@ FILES = (
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")
-"""States of deployments whose batch was opened. All episodes of such a batch were executed."""
+"""States of deployments whose reports were opened. All episodes of such a batch were executed."""
 
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
-    """Returns the rows of a table, in order."""
+    """Returns the rows of a run's table, in order."""
     answer = getattr(operator, table)(run_id)
     return [flatten(row) for row in (answer["entries"] if table == "ledger" else answer)]
 
@@ -58,9 +58,9 @@ def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[s
 
 
 def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
-    """Writes the tables of an unfinished run, each up to its first row that has not settled.
+    """Writes the tables of an unfinished run, each up to its first row whose batch is not over.
 
-    Values that change later, such as an acknowledgement, are in the files written at the end.
+    Values that change after that, such as an acknowledgement, are only in the files of `write`.
     """
     for table in TABLES:
         rows = rows_of(operator, run_id, table)
@@ -71,7 +71,10 @@ def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """The coordinator's documents about a run that is over, named as the operator's methods."""
+    """The coordinator's documents about a run that is over.
+
+    Each field has the name of the `Operator` method that returns its document.
+    """
 
     run: Answer
     result: Answer
@@ -167,8 +170,8 @@ def manifest(finished: FinishedRun, seeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def plot_regret(file: Path, curve: Regret, document: Mapping[str, Any]) -> None:
-    """Plots cumulative regret against episodes, under its ceiling V* K."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (takes half a second, and only here)
+    """Plots regret against episodes, with its ceiling V* K: the regret of earning nothing."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (slow to import; used only here)
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
