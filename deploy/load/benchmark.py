@@ -256,7 +256,7 @@ def measure_primitive(width: int, cores: int) -> Primitive:
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Returns the times of a seal and of an open. ``job``: plaintext bytes, seconds for each test."""
+    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds to spend."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)

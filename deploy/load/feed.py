@@ -84,7 +84,7 @@ class Feeder:
         self.stop()
 
     def settle(self, seconds: float, signals: Sequence[int] = ()) -> None:
-        """Waits until every full batch is counted, ``seconds`` are over or a signal arrives."""
+        """Waits until every full batch is counted, ``seconds`` have passed or a signal has come."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not signals:
             time.sleep(SETTLE_PAUSE_SECONDS)

@@ -19,7 +19,7 @@ DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 
 MOST_ROWS = 20  # rows of a chart's table
 MANY = 100  # least rate, in reports a second, at which each second's 99th percentile is drawn
 UNSURE = 10.0  # trials disagree if a higher rate's prompt share is larger by so many points
-NOISY = 0.1  # share of the processors that other programs use without a warning
+NOISY = 0.1  # other programs may use this share of the processors without a warning
 
 NEXT: dict[str, str] = {
     "none": "find the limit with riffle load --find-capacity --nodes {nodes} --rate {rate:g} "
@@ -229,7 +229,7 @@ def _line(
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:
-    """Returns names and values under a heading, or "" without rows."""
+    """Returns names and values under a heading, or "" if there are no rows."""
     body = "".join(f"<tr><td>{_text(name)}{_cell(value)}" for name, value in rows.items())
     return f"<h2>{_text(title)}</h2><table>{body}</table>" if rows else ""
 

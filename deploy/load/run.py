@@ -137,7 +137,7 @@ def loopback_target(config: LoadConfig, lock: int) -> Iterator[Target]:
     chosen = with_aggregation(preset("riverswim"), config.aggregation)
     loopback = LoopbackConfig.of(chosen, config.folder, 0, config.workers)
     mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores(config.service_cores) or mine)  # child processes inherit it
+    os.sched_setaffinity(0, cores(config.service_cores) or mine)  # child processes inherit this
     with ExitStack() as stack:
         try:
             network = stack.enter_context(LoopbackNetwork(loopback, lock))
@@ -188,7 +188,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 
     An interrupt ends the load early, but the summary is still made. Raises LocalError if the target
     does not answer or a process of the generator does not start, and RemoteError if the target
-    refuses its operator.
+    refuses the operator.
     """
     with _enrolled(config, target) as (credentials, screen):
         return _load(config, target, credentials, screen)

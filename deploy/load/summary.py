@@ -25,7 +25,7 @@ PROMPT_SECONDS = 2.0
 PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
-SETTLED, MINUTE = 0.3, 60  # growth of memory counts after this share of a load of a minute
+SETTLED, MINUTE = 0.3, 60  # memory growth skips this first share of a load, and needs a minute
 
 MOST_STEPS, PRECISE = 12, 1.2  # most loads in a search; ratio of rates that ends the search
 
