@@ -1,7 +1,7 @@
 """A network's own certificate authority, which issues a certificate to each server.
 
-The CA's key signs the first certificates and is not kept. To add a host, make all certificates of
-the network anew.
+The CA's key is not kept after it has signed these certificates. To add a host, make all
+certificates of the network anew.
 """
 
 import datetime

@@ -167,8 +167,10 @@ def defer_signals() -> Iterator[None]:
 class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
-    ``waited`` is the time in which a thread of the process could have run but no processor was
-    free. ``pool_waited`` is the same for its pool. ``at`` is the time of the reading (monotonic).
+    ``main``, ``threads`` and ``pool`` are processor time: of the main thread, the other threads and
+    the pools. ``waited`` is the time in which a thread of the process could have run but no
+    processor was free; ``pool_waited`` is that of the pools. ``at`` is the time of the reading
+    (monotonic).
     """
 
     at: float

@@ -6,8 +6,8 @@ that hides user ids from the shuffler. An owner who is not the shuffler's operat
 themselves. Only the shuffler's operator enrols nodes: the coordinator's folder never holds
 credentials.
 
-Each server also gets a TLS certificate from the network's own CA (`certificates`); all other
-folders hold the CA's certificate as ``ca.pem``. TLS may be off on loopback.
+Each server also gets a TLS certificate from the network's own CA (`certificates`). The folder of
+every role holds the CA's certificate as ``ca.pem``. TLS may be off on loopback.
 """
 
 import datetime
@@ -296,7 +296,7 @@ def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) ->
     """Returns the id with this name, or the one that begins with this text.
 
     ``names`` maps every id to its name. Raises the error ``none`` if there is no such id, and an
-    error with the same slug if there are several. ``kind`` is for its text, such as "runs".
+    error with the same slug if there are several. ``kind``, such as "runs", is for its text.
     """
     matches = _matches(text, names)
     if len(matches) > 1:
