@@ -125,7 +125,7 @@ class Recorder:
             raise RemoteError("unauthorized", "this token is not valid here")
 
     async def _list(self, request: Request) -> Document:
-        """Lists open batches, each time in another order: some clients take only the first one."""
+        """Lists open batches in a random order, because some clients take only the first batch."""
         end = time.monotonic() + min(30.0, float(request.query_params.get("wait", 0)))
         while not (ids := [offer.batch_id for offer in self.offers.values() if offer.free]):
             if time.monotonic() >= end:

@@ -69,7 +69,8 @@ def stop_unfinished(operator: Operator) -> None:
 class TrueValues:
     """Supplies each deployment's true value once the deployment is issued (simulations only).
 
-    The page shows the values. If the coordinator does not answer, they are sent at a later event.
+    The coordinator's page shows the values. If the coordinator does not answer, they are sent at a
+    later event.
     """
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:

@@ -215,7 +215,7 @@ def good_offer(case: Case, owner: Owner) -> Offer:
 
 
 def change_key(offer: Offer, owner: Owner) -> None:
-    """Gives a batch another batch key."""
+    """Gives the batch of an offer a new batch key."""
     again = _offer(owner, json.loads(offer.data), 0, "")
     offer.signed, offer.keys = again.signed, offer.keys + again.keys
 
@@ -355,7 +355,7 @@ def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
     batch, kind = partial(_document, base, owner), f"; {base.name}"
     share = batch(dishonest_fraction=0.3)
     yield 24, f"one owner may hold more slots than the owner allows{kind}", share
-    is_coarse = base.trust == "central" or base.aggregation == "sums"  # in whole bits of noise
+    is_coarse = base.trust == "central" or base.aggregation == "sums"  # noise comes in whole bits
     factor = 1.125 if is_coarse else 1.005
     larger = batch(epsilon=factor * EPSILON, dishonest_fraction=OWNER_GAMMA)
     yield 25, f"its epsilon is up to {factor} times the owner's (12.5){kind}", larger

@@ -9,9 +9,9 @@
         print(operator.result(run["id"])["policy"])
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
-refuses a request, every method raises RemoteError with the reason. If nothing answers, it raises
-LocalError ``unavailable``. If something else answers, such as a proxy, the method repeats the
-request for a while, and then raises the same error.
+refuses a request, every method raises RemoteError with the reason. If nothing answers, the method
+raises LocalError ``unavailable``. If something else answers, such as a proxy, the method repeats
+the request for a while, and then raises the same error.
 """
 
 import json
@@ -66,8 +66,8 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 class Operator:
     """Creates runs, follows them and deploys policies.
 
-    Use it as a context manager. Once it follows a run, it waits ``patience`` seconds if the
-    coordinator does not answer.
+    Use it as a context manager. Once `events` has lost its stream, every request waits up to
+    ``patience`` seconds for an answer of the coordinator.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:
@@ -124,7 +124,7 @@ class Operator:
         """Deploys a policy or a mixture in a run whose learner is manual.
 
         A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
-        "episodes": 1000}``. With ``step``, the request is safe to repeat.
+        "episodes": 1000}``. If there is a ``step``, the request is safe to repeat.
         """
         if not isinstance(deployment, dict):
             deployment = deployment.model_dump(mode="json", exclude_none=True)
@@ -185,7 +185,7 @@ class Operator:
         return self._call("GET", f"/v1/runs/{run_id}/conservation", "batches")
 
     def csv(self, run_id: str, table: Table) -> str:
-        """Returns a table of a run as CSV: a row per stage, spend, deployment or batch."""
+        """Returns a table of a run as CSV: a row per stage, ledger entry, deployment or batch."""
         return self._ask("GET", f"/v1/runs/{run_id}/{table}.csv", _csv)
 
     def supply_true_values(self, run_id: str, values: TrueValueSpec) -> None:

@@ -41,7 +41,7 @@ FILES = (
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")
-"""States of deployments whose reports were opened. All episodes of such a batch were executed."""
+"""States of deployments whose messages were opened. All episodes of such a batch were executed."""
 
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:
@@ -58,9 +58,9 @@ def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[s
 
 
 def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
-    """Writes the tables of an unfinished run, each up to its first row whose batch is not over.
+    """Writes the tables of an unfinished run. A table ends before the first batch that is not over.
 
-    Values that change after that, such as an acknowledgement, are only in the files of `write`.
+    Values that change later, such as an acknowledgement, are only in the files of `write`.
     """
     for table in TABLES:
         rows = rows_of(operator, run_id, table)

@@ -232,7 +232,7 @@ def binomial(N: int, p: float) -> Floats:
 class BatchLaw:
     """The law of a batch's reports. Episodes begin in state 0, and transitions are certain.
 
-    ``next_states`` and ``rewards`` (H, X, A) are the state after an action and the mean reward.
+    ``next_states`` and ``rewards`` (H, X, A) are the state after an action, and its mean reward.
     """
 
     descriptor: BatchDescriptor

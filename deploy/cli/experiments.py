@@ -59,7 +59,7 @@ class Grid:
     beta: Annotated[float, typer.Option(help="beta of every user")] = BETA
 
     def figure(self) -> Figure:
-        """Returns the sweep. Raises the errors of `experiments.research.grid`."""
+        """Returns the sweep as a `Figure`. Raises the errors of `experiments.research.grid`."""
         learners = [_named(text) for text in self.learner or ["sdp-pe"]]
         worlds = [_named(text) for text in self.env or ["RiverSwim-v0"]]
         epsilons, Ks, trusts = self.epsilon or 1.0, self.episodes or 10_000, self.trust or "shuffle"

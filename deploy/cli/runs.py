@@ -246,7 +246,7 @@ def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
     if not last:
         return f"once it is counted, {show} has the best value so far; --wait waits for it"
     where, folder = f"{show} has its result", network.parent
-    if is_locked(folder):  # its network belongs to a command that writes results beside it
+    if is_locked(folder):  # a command keeps the network up and writes results here
         where = (
             f"riffle up's own run writes its results into {folder} and, without --keep, ends the "
             f"network too; of any other, {show} has the result"
