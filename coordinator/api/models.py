@@ -49,6 +49,7 @@ class Run(Answer):
     ended_at: float | None
     deployments: int
     episodes: int = Field(description="episodes counted")
+    suspicious_batches: int = Field(description="batches marked suspicious")
     stage: int
     active: int | None = Field(description="policies still active; null when nobody can count them")
     value_estimate: float | None = Field(None, description="value of the policy learned so far")

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h, say } from "./dom.js";
-import { count, when } from "./format.js";
+import { count, many, when } from "./format.js";
 import { repeat } from "./link.js";
 import { answer, nextStep } from "./state.js";
 
@@ -47,13 +47,14 @@ export function listView({ link, signal, refused }) {
 function row(rows, run) {
   if (!rows.has(run.id)) rows.set(run.id, newRow(run));
   const { line, state, progress, title, sure, next, bar } = rows.get(run.id);
-  const found = answer(run, { listed: true });
+  const doubt = run.suspicious_batches ? `In doubt: ${many(run.suspicious_batches, "batch has", "batches have")} suspicious counts.` : "";
+  const found = answer(run, { listed: true, doubt });
   state.className = `state ${run.state}`;
   say(state, run.trouble ? `${run.state}, waiting` : run.state);
   say(progress, `${count(run.episodes)} of ${count(run.spec.episodes)}`);
   say(title, found.title);
   say(sure, found.sure);
-  say(next, nextStep(run, undefined, found, "Open the run: its page has the policy, and says how sure it is."));
+  say(next, nextStep(run, undefined, found, doubt ? "Open the run: its page says what to do about the suspicious counts." : "Open the run: its page has the policy."));
   bar.value = run.episodes;
   return line;
 }

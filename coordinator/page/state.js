@@ -81,7 +81,7 @@ const NONE_YET = { running: "None yet", finished: "None: the run ended too early
 
 /** The answer of a run so far: { value, settled, title, sure }; value is null before the first.
  * `inUse`: whether the newest batch runs it; `best`: the largest value of any policy, if it is known;
- * `doubt`: a warning, or ""; `listed`: for the list of runs, which knows no true values or warnings. */
+ * `doubt`: a warning, or ""; `listed`: for the list of runs, which knows neither true values nor the shuffler's record. */
 export function answer(run, { inUse = false, best = Infinity, doubt = "", listed = false }) {
   const byHand = run.spec.learner === "manual";
   const { radius } = run;
@@ -97,8 +97,8 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   const probability = `probability ${number(100 * (1 - run.spec.delta))} %`;
   const word = !settled ? "Not sure" : radius < value / 2 ? "Quite sure" : "Sure of a wide range only";
   const grade = `${word}: with ${probability}`;
-  const unless = settled && doubt ? { sure: `In doubt, as the box says. Without this doubt it would be sure with ${probability}.` } : {};
-  if (settled && listed && !byHand) return { ...found, title: `A policy within ${number(radius, 2)} an episode of the best`, sure: `At best ${word.toLowerCase()} (${probability}): its page shows if the reports are in doubt.` };
+  const unless = settled && doubt ? { sure: listed ? doubt : `In doubt, as the box says. Without this doubt it would be sure with ${probability}.` } : {};
+  if (settled && listed && !byHand) return { ...found, title: `${began}: a policy within ${number(radius, 2)} an episode of the best`, sure: `${word}: ${probability}, if the shuffler lost no report.`, ...unless };
   if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, best, explores: run.state === "running" && !inUse }), ...unless };
   const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
   return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.`, ...unless };

@@ -75,13 +75,14 @@ EVENTS = (
     .where(_events.c.run_id == bindparam("run_id"), _events.c.id > bindparam("after"))
     .order_by(_events.c.id)
 )
+_SUSPICIOUS = func.count(case((_spends.chance < FALSE_ALARM, 1))).label("suspicious")
 _FINITE = _spends.epsilon_upper <= sys.float_info.max
 SPENT = select(
     func.sum(_spends.opened).label("opened"),
     func.sum(_spends.failed).label("failed"),
     func.max(case((_FINITE, _spends.epsilon_upper))).label("epsilon"),
     func.count(case((~_FINITE, 1))).label("seeded"),
-    func.count(case((_spends.chance < FALSE_ALARM, 1))).label("suspicious"),
+    _SUSPICIOUS,
 )
 
 
@@ -120,10 +121,15 @@ class Queries:
         """Returns the progress of every run that has deployments, or only of ``run_id``."""
         columns = _deployments.c
         counted = func.sum(case((columns.state == "counted", columns.n), else_=0))
-        query = select(columns.run_id, func.count(), counted).group_by(columns.run_id)
+        same = (_spends.run_id == columns.run_id) & (_spends["index"] == columns["index"])
+        query = (
+            select(columns.run_id, func.count(), counted, _SUSPICIOUS)
+            .select_from(_deployments.outerjoin(schema.ledger, same))
+            .group_by(columns.run_id)
+        )
         if run_id is not None:
             query = query.where(columns.run_id == run_id)
-        return {row[0]: Tally(row[1], int(row[2])) for row in self._rows(query)}
+        return {row[0]: Tally(row[1], int(row[2]), row[3]) for row in self._rows(query)}
 
     def batch_ids(self) -> set[str]:
         """Returns the ids of all batches of all runs."""

@@ -116,10 +116,11 @@ def executed_at_most(state: DeploymentState, n: int, reported: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The numbers of a run's deployments and of its counted episodes."""
+    """The numbers of a run's deployments, counted episodes and suspicious batches."""
 
     deployments: int = 0
     episodes: int = 0
+    suspicious_batches: int = 0
 
 
 @dataclass(frozen=True, slots=True)

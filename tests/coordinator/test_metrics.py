@@ -85,6 +85,7 @@ def test_a_marked_batch_shows_wherever_marks_are_shown(api: Api) -> None:
     store.close()
     assert [entry["suspicious"] for entry in api.get(f"/{RUN}/ledger")["entries"]] == [True, False]
     assert api.get(f"/{RUN}/result")["suspicious_batches"] == 1
+    assert [run["suspicious_batches"] for run in api.get("")["runs"]] == [1]
     assert sample(scrape(api)[1], "riffle_coordinator_suspicious_batches") == 1
 
 

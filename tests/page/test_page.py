@@ -79,10 +79,10 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     worth, radius = known_run["value_estimate"], known_run["radius"]
     settled = radius < worth
     answer, sure, step = rows.first.locator("td").all_inner_texts()[1:]
-    assert answer.startswith("A policy" if settled else "A guess: a policy")
+    assert answer.startswith("Learned: a policy" if settled else "A guess: a policy")
     if settled:
-        how = "quite sure" if radius < worth / 2 else "sure of a wide range only"
-        assert sure.startswith(f"At best {how} (probability 95 %)")
+        how = "Quite sure" if radius < worth / 2 else "Sure of a wide range only"
+        assert sure == f"{how}: probability 95 %, if the shuffler lost no report."
     bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
     assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
     assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
@@ -430,6 +430,24 @@ def test_suspicious_counts_are_marked(opened: Open, operator: Operator) -> None:
     page = opened(seeded_id(0))
     expect(page.locator("#batches-table tbody tr").first).to_be_visible()
     expect(page.get_by_text("very unlikely from honest reports")).to_be_hidden()
+
+
+def test_the_list_says_that_counts_are_suspicious(opened: Open) -> None:
+    """The seeded runs have no value yet, so the page is answered as if each of them had one."""
+
+    def answer(route: Route) -> None:
+        found = route.fetch().json()
+        for run in found["runs"]:
+            run |= {"value_estimate": 1.0, "radius": 0.1}
+        route.fulfill(json=found)
+
+    page = opened()
+    page.route("**/v1/runs", answer)
+    row = page.locator("table.runs tbody tr", has=page.get_by_role("link", name="doubtful"))
+    expect(row).to_contain_text("In doubt: a policy within 0.1 an episode of the best")
+    expect(row).to_contain_text("In doubt: 1 batch has suspicious counts.")
+    expect(row).to_contain_text("its page says what to do about the suspicious counts.")
+    page.unroute_all(behavior="wait")
 
 
 def test_suspicious_counts_are_announced(opened: Open) -> None:
