@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from riffle.deploy.load.summary import CARRIED, PROMPT, PROMPT_SECONDS, Summary, due_a_second
+from riffle.deploy.load.summary import (
+    CARRIED,
+    OTHERS,
+    PROMPT,
+    PROMPT_SECONDS,
+    Summary,
+    due_a_second,
+)
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
 DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
@@ -79,7 +86,7 @@ def headline(summary: Summary) -> str:
         return f"{known} {rate}. The {part} was the limit: the services may carry more"
     if not found:
         return f"The network does not carry {rate}. The limit is the {limit}{also}"
-    return f"The network carries {rate}. Beyond, the limit is the {limit}"
+    return f"The network carries {rate}. Beyond, the limit is the {limit}{also}"
 
 
 def certainty(summary: Summary) -> str:
@@ -104,7 +111,7 @@ def next_step(summary: Summary) -> str:
     limit = summary["verdict"]["limit"]
     again = ["on an idle machine"] if limit != "none" and _others(summary) else []
     if _unfilled(summary):
-        again.append("with a longer --duration, so that batches fill")
+        again.append(f"with --duration {_filling_seconds(summary)}, so that batches fill")
     repeat = f"repeat {' and '.join(again)}" if again else ""
     # If other programs used the machine, it may be large enough without them.
     then = "" if repeat and limit == "machine" else NEXT[limit].format_map(summary["parameters"])
@@ -115,6 +122,14 @@ def _unfilled(summary: Summary) -> bool:
     if found := summary.get("capacity"):
         return bool(found["carried_a_second"] and not found["filled"])
     return summary["verdict"]["limit"] == "none" and not summary["evidence"]["filled"]
+
+
+def _filling_seconds(summary: Summary) -> int:
+    """Returns the seconds in which two batches fill at the carried rate."""
+    found, parameters = summary.get("capacity"), summary["parameters"]
+    rate = found["carried_a_second"] if found else due_a_second(summary) or parameters["rate"]
+    longest: float = max(parameters["reports_a_batch"] / rate, parameters["seconds"])
+    return math.ceil(2 * longest)
 
 
 def _others(summary: Summary) -> str:
@@ -147,7 +162,7 @@ def to_html(summary: Summary) -> str:
         _chart(f"Reports a second{at}", series, ["due", "accepted", "rejected"], "_a_second"),
         _chart(f"Latency of a second's reports, ms{at}", series, shares, " ms"),
         _chart(f"Reports under way{at}", series, ["open"], ""),
-        _chart(f"Processors in use{at}", series, names, " processors"),
+        _chart(f"Processors in use{at}", series, [*names, OTHERS], " processors"),
         _chart(f"Memory, MiB{at}", series, names, " mib"),
         "<details><summary>All numbers</summary>",
         _table(f"Reports{at}", totals),
@@ -173,8 +188,9 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
     """Returns a chart of lines over time, with a table of some samples (summary.json has all).
 
     Leaves out the last interval if it is shorter than half of the previous one, because its rates
-    are noise.
+    are noise. Leaves out a line without values.
     """
+    names = [name for name in names if any(name + unit in row for row in rows)]
     ends = [row["at"] for row in rows[-3:]]
     if len(ends) == 3 and 2 * (ends[2] - ends[1]) < ends[1] - ends[0]:
         rows = rows[:-1]

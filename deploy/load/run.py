@@ -21,7 +21,15 @@ from riffle.coordinator.specs import RunSpec
 from riffle.deploy.follow import stop_unfinished
 from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nodes
 from riffle.deploy.load.generator import Arrivals, Assignment, Generator, Sample, schedule
-from riffle.deploy.load.summary import MOST_STEPS, capacity, next_rate, rates, summarize
+from riffle.deploy.load.summary import (
+    MOST_STEPS,
+    PROMPT,
+    capacity,
+    next_rate,
+    rates,
+    step_row,
+    summarize,
+)
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, shuffler_metric
 from riffle.deploy.network.processes import record_signals
 from riffle.deploy.network.secrets import SHUFFLER_ID
@@ -210,6 +218,8 @@ def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
             if step["interrupted"]:
                 break
             tried.append((rate, step["verdict"]["limit"] == "none"))
+            row = step_row(step)
+            line(f"{row['result']}; {PROMPT}: {row[PROMPT]:.1f}")
     return capacity(steps)
 
 

@@ -24,6 +24,7 @@ CARRIED, SATURATED, BUSY, ANSWERING = 0.98, 0.85, 0.95, 0.5
 PROMPT_SECONDS = 2.0
 PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
+OTHERS = "other programs"
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
 SETTLED, MINUTE = 0.3, 60  # memory growth skips this first share of a load, and needs a minute
 
@@ -79,19 +80,16 @@ def judge(evidence: Evidence) -> Verdict:
     if share >= CARRIED:
         why = f"{share:.1%} of the due reports were accepted within {PROMPT_SECONDS:g} s"
         return Verdict("none", "", why)
-    verdict = _bottleneck(evidence)
-    if evidence.same_cores and evidence.busy >= BUSY:
-        why = (
-            f"all processors were busy, and generator and services share them ({evidence.busy:.0%})"
-        )
-        return Verdict("machine", verdict.stage, why)
-    return verdict
-
-
-def _bottleneck(evidence: Evidence) -> Verdict:
     stages = evidence.stages
     stage = max(stages, key=lambda name: stages[name])
-    lost = f"{stages[stage] / (sum(stages.values()) or 1.0):.0%} of the time is {stage}"
+    lost = f"{stages[stage] / (sum(stages.values()) or 1.0):.0%} of the reports' time is {stage}"
+    if evidence.same_cores and evidence.busy >= BUSY:
+        why = "all processors were busy, and generator and services share them"
+        return Verdict("machine", stage, f"{why} ({evidence.busy:.0%}); {lost}")
+    return _bottleneck(evidence, stage, lost)
+
+
+def _bottleneck(evidence: Evidence, stage: str, lost: str) -> Verdict:
     if evidence.loops >= SATURATED:
         why = f"its event loops are saturated ({evidence.loops:.2f})"
         return Verdict("generator", stage, why)
@@ -161,7 +159,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     carried = 0.0 if best is None else due_a_second(rates_of[best])
     filled = best is not None and rates_of[best]["evidence"]["filled"] > 0
     report = rates_of[min(failed)] if failed else steps[-1]
-    rows = {f"{rate:.3g}": _step(step) for rate, step in sorted(rates_of.items())}
+    rows = {f"{rate:.3g}": step_row(step) for rate, step in sorted(rates_of.items())}
     found = {"carried_a_second": carried, "filled": filled, "steps": rows}
     return report | {"capacity": found}
 
@@ -171,7 +169,8 @@ def due_a_second(summary: Summary) -> float:
     return float(summary["evidence"]["due"] / summary["parameters"]["seconds"])
 
 
-def _step(step: Summary) -> Summary:
+def step_row(step: Summary) -> Summary:
+    """Returns a load's row in the table of a search for the capacity."""
     latency, limit = step["reports"]["latency_from_due_ms"], step["verdict"]["limit"]
     known = step["evidence"]
     row = {
@@ -301,4 +300,8 @@ def rates(now: Sample, before: Sample) -> dict[str, float]:
         if name in before.use:
             row[f"{name} processors"] = use.since(before.use[name]).total / seconds
         row[f"{name} mib"] = use.rss / 2**20
+    if {"coordinator", "shuffler"} <= now.use.keys() and now.cores.keys() == before.cores.keys():
+        busy = sum(now.cores[core][0] - before.cores[core][0] for core in now.cores)
+        known = sum(row.get(f"{name} processors", 0.0) for name in now.use)
+        row[f"{OTHERS} processors"] = max(0.0, busy / seconds - known)
     return row

@@ -20,6 +20,7 @@ PARAMETERS: dict[str, Any] = {
     "generator_cores": [0],
     "service_cores": [1],
     "openers": 2,
+    "reports_a_batch": 300,
 }
 
 
@@ -99,7 +100,7 @@ def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     assert "it was interrupted" in text
     assert "&lt;b&gt;" in text
     assert text.count("<svg class=chart") == 5
-    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 12 == text.count("<svg class=key")
+    assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 13 == text.count("<svg class=key")
     assert ".axis { fill: none" in text, "else every chart has a grey triangle"
     assert not re.search(r"<table></table>|<h2>[^<]*</h2>(<h2>|</body>)", text), "empty sections"
     assert "by reason" not in to_html(summary())
@@ -112,6 +113,19 @@ def test_a_chart_has_ticks_up_to_its_largest_value() -> None:
     large = summary()
     large["series"][-1]["p50 ms"] = 40_000
     assert ">10,000</text>" in to_html(large)
+
+
+def test_what_other_programs_use_is_drawn_where_all_parts_run_here() -> None:
+    both = {name: use for name, use in sample(4.0).use.items() if name != "generator 1"}
+    now, before = (replace(sample(at), use=both) for at in (4.0, 3.0))
+    before = replace(before, use={name: sample(3.0).use[name] for name in both})
+    assert rates(now, before)["other programs processors"] == pytest.approx(1.5 - 0.9 - 0.5)
+    elsewhere = [replace(each, use={}) for each in (now, before)]
+    assert "other programs processors" not in rates(*elsewhere)
+    gone = summary()
+    for row in gone["series"]:
+        del row["other programs processors"]
+    assert "other programs" not in to_html(gone)
 
 
 def test_latency_over_time_is_that_of_each_interval() -> None:
@@ -163,9 +177,13 @@ def test_a_capacity_says_if_no_batch_filled() -> None:
     found["evidence"] = found["evidence"] | {"filled": 1}
     assert certainty(found).startswith("fairly sure: ")
     found = capacity(steps)
-    assert next_step(found).startswith(
-        "repeat with a longer --duration, so that batches fill. Then"
-    )
+    carried = found["capacity"]["carried_a_second"]
+    assert carried == 15
+    assert next_step(found).startswith("repeat with --duration 40, so that batches fill. Then")
+    steps[0]["parameters"] = PARAMETERS | {"seconds": 30.0}
+    assert next_step(capacity(steps)).startswith("repeat with --duration 300,"), "2 a second"
+    steps[0]["evidence"]["due"] = 0
+    assert next_step(steps[0]).startswith("repeat with --duration 60,"), "no report was due"
 
 
 @pytest.mark.parametrize(("limit", "stage"), [("generator", "lag"), ("machine", "sealing")])
@@ -225,4 +243,4 @@ def test_every_chart_has_its_numbers(seconds: int, rows: int) -> None:
     )
     assert reports[-1] == [f"{seconds}.0", "10", "5", "0"]
     assert memory[-1][1] == f"{50 + 2 * seconds:,.4g}"
-    assert processors[-1][1:] == ["0.9", "0.5", "0.7"]
+    assert processors[-1][1:] == ["0.9", "0.5", "0.7", "0"]

@@ -14,6 +14,7 @@ from riffle.deploy.load.summary import (
     BUSY,
     MOST_STEPS,
     PRECISE,
+    PROMPT,
     SATURATED,
     Evidence,
     judge,
@@ -96,6 +97,7 @@ def test_shared_busy_processors_limit_the_machine_and_the_stage_is_still_named()
     shared = evidence("sealing", sealing=1.0, same_cores=True, busy=BUSY)
     assert judge(shared).limit == "machine"
     assert judge(shared).stage == "sealing"
+    assert judge(shared).why.endswith("of the reports' time is sealing")
     assert judge(replace(shared, busy=0.5)).limit == "generator"
     assert judge(replace(shared, same_cores=False)).limit == "generator"
     assert judge(replace(shared, prompt=300)).limit == "none"
@@ -114,6 +116,7 @@ def test_all_batches_of_a_search_have_one_size(
     monkeypatch.setattr(load_run, "_enrolled", lambda *_: nullcontext(([], None)))
     monkeypatch.setattr(load_run, "_load", load)
     monkeypatch.setattr(load_run, "capacity", lambda _: {})
+    monkeypatch.setattr(load_run, "step_row", lambda _: {"result": "carried", PROMPT: 99.5})
     target: Any = None
     load_run.find_capacity(LoadConfig(tmp_path, nodes=1, rate=500.0, seconds=10.0), target)
     assert sizes == [1_250] * 3
