@@ -1,9 +1,9 @@
 """The batch descriptor: one immutable signed document that defines a batch.
 
-The coordinator writes it, signs its bytes (Ed25519) and deposits it at the shuffler. The shuffler
-checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the shuffler. The
-digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every seal of the
-batch is bound to the digest, so nobody can open a report that was made under another descriptor.
+The coordinator writes a descriptor, signs its bytes (Ed25519) and deposits it at the shuffler. The
+shuffler checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the
+shuffler. The digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every
+seal is bound to the digest, so nothing sealed under one descriptor opens under another.
 
 Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes.
 """
@@ -62,7 +62,7 @@ Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 Weight = Annotated[int, Field(ge=-TOTAL_WEIGHT, le=TOTAL_WEIGHT)]
 Action = Annotated[int, Field(ge=-MAX_ACTIONS, le=MAX_ACTIONS)]
-"""These bounds keep arrays and sums from overflowing; `Mixture` checks the values themselves."""
+"""The bounds of weights and actions only prevent overflow; `Mixture` checks the values."""
 Policy = tuple[tuple[Action, ...], ...]
 
 
@@ -74,10 +74,10 @@ class Document(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A time from ``start`` until before ``end``, in which a user may report once.
+    """A period from ``start`` until just before ``end``, in which a user may report once.
 
-    Times are seconds since 1970, UTC. Where the epoch of a batch is None, a user may report once in
-    a lifetime.
+    Times are seconds since 1970, UTC. If the epoch of a batch is None, a user may report once in a
+    lifetime.
     """
 
     start: int
@@ -87,8 +87,8 @@ class Epoch:
     def of(cls, expires_at: int, seconds: int | None) -> "Epoch | None":
         """Returns the epoch of a batch that expires at ``expires_at``.
 
-        A batch belongs to the epoch in which it expires, also if it opened before that epoch began.
-        The signed document alone determines the epoch, so no clock decides where a report counts.
+        A batch belongs to the epoch in which it expires, even if it opened before that epoch began.
+        The signed document alone determines the epoch, so no clock decides it.
         """
         if seconds is None:
             return None
@@ -97,12 +97,12 @@ class Epoch:
 
 
 def bars_until(epoch: Epoch | None) -> int:
-    """Returns the time until which a report in this epoch bars its user from reporting again."""
+    """Returns the time until which a user who reported in this epoch may not report again."""
     return MAX_EXACT if epoch is None else epoch.end
 
 
 def may_report(barred_until: int, epoch: Epoch | None) -> bool:
-    """Returns whether a user who is barred until a time may report in a batch of this epoch.
+    """Returns whether a user who is barred until ``barred_until`` may report in this epoch.
 
     ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
     next report is always in a later epoch. So neither a clock that goes back nor a change of the
@@ -122,9 +122,9 @@ KINDS: dict[Trust, tuple[NoiseKind, ...]] = {
 
 
 class NoiseDocument(Document):
-    """Noise as a document: `bernoulli` is `Noise`, `binomial` is `FairBits` (p is 1/2).
+    """Noise as a document: kind `bernoulli` is `Noise`, `binomial` is `FairBits` (p = 1/2).
 
-    For `Flips` and `Laplace`, bits is 1; p_numerator / 2**32 is f (`Flips`) or q (`Laplace`).
+    For `flips` and `laplace`, bits is 1, and p_numerator / 2**32 is f of `Flips` or q of `Laplace`.
     """
 
     kind: NoiseKind = "bernoulli"
@@ -172,7 +172,7 @@ class GuaranteeDocument(Document):
 
 
 class BatchDescriptor(Document):
-    """A batch. Only the test entry point sets ``test_seed``, which seeds noise and other draws.
+    """A batch. ``test_seed``, if given, seeds noise and other draws, so the noise protects nobody.
 
     ``support`` and ``homogeneous`` repeat the environment's declaration: which transitions are
     possible, and whether all steps are alike. Only learners use ``homogeneous``.
@@ -276,7 +276,7 @@ class BatchDescriptor(Document):
 
     @cached_property
     def layout(self) -> CounterLayout:
-        """The counters that the batch feeds."""
+        """The layout of the batch's counters."""
         return CounterLayout(self.sizes, self.families, self.layer, self.support)
 
     @cached_property
@@ -290,7 +290,7 @@ class BatchDescriptor(Document):
 
     @property
     def padding(self) -> Padding:
-        """The slots of a report."""
+        """The slots of a report: for data and for noise."""
         return Padding(self.data_slots, self.noise_slots)
 
     @property
@@ -330,7 +330,7 @@ class BatchDescriptor(Document):
 
     @cached_property
     def batch_noise(self) -> BatchNoise:
-        """The noise that every user adds, or the coordinator under trust ``central``."""
+        """The noise that every user adds or, under trust ``central``, the coordinator adds."""
         return self.noise.noise()
 
 
@@ -367,12 +367,12 @@ class Context:
 
 
 def serialize(descriptor: BatchDescriptor) -> bytes:
-    """Returns the bytes of the descriptor that are signed and deposited."""
+    """Returns the descriptor's bytes, which are signed and deposited."""
     return descriptor.model_dump_json().encode()
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor; raises RemoteError ``too-large`` or, naming the field, ``malformed``."""
+    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed`` naming the field."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:
@@ -392,7 +392,7 @@ def _check_members(members: list[tuple[str, Any]]) -> None:
 def first_fault(error: ValidationError) -> str:
     """Returns a pydantic error's first fault in one line: the field and the problem.
 
-    It quotes a number that is out of range, but no other value, because a value may be secret.
+    The line quotes numbers that are out of range, but no other value: a value may be secret.
     """
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"]) or "document"

@@ -63,7 +63,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
 class RiffleError(Exception):
     """An error with a stable problem slug and a sentence for human readers.
 
-    The sentence may quote a stranger, so it is one line of at most MAX_DETAIL_LENGTH characters.
+    The sentence may quote a peer, so it is one line of at most MAX_DETAIL_LENGTH characters.
     """
 
     def __init__(self, slug: str, detail: str, *, retry_after: int | None = None) -> None:
@@ -89,14 +89,14 @@ class RiffleError(Exception):
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Returns a stranger's text as one printable line, so that it cannot forge log lines."""
+    """Returns untrusted text as one printable line, so that the text cannot forge log lines."""
     line = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
     line = " ".join(line.split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class LocalError(RiffleError):
-    """An error on this side: configuration, use, or a store or peer that does not answer."""
+    """An error on this side: wrong configuration or use, or no answer from a store or peer."""
 
 
 class RemoteError(RiffleError):
@@ -129,9 +129,10 @@ def read_refusal(
     """Returns the error for an unsuccessful answer.
 
     A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
-    becomes a RemoteError, unless the status is temporary. Any other answer (a proxy's page, a
-    redirection, half a document, another service's answer) gives LocalError ``unavailable``.
-    ``peer`` names the sender in the error's sentence. ``retry_after`` is the Retry-After header.
+    becomes a RemoteError, unless the status is temporary. Then, and for any other answer (a proxy's
+    page, a redirection, half a document, another service's answer), the error is LocalError
+    ``unavailable``. ``peer`` names the sender in the error's sentence. ``retry_after`` is the
+    Retry-After header.
     """
     document = problem_document(body)
     slug = problem_slug(document)

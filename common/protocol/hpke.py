@@ -40,7 +40,7 @@ class KeyPair:
 
     @classmethod
     def from_private(cls, private: bytes) -> "KeyPair":
-        """Returns the pair of a raw private key."""
+        """Returns the key pair that a raw private key determines."""
         key = X25519PrivateKey.from_private_bytes(private)
         return cls(private=private, public=key.public_key().public_bytes_raw())
 

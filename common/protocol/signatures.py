@@ -30,7 +30,7 @@ def sign_deposit(private_key: bytes, data: bytes) -> str:
 
 
 def countersign(private_key: bytes, digest: bytes, batch_key: bytes) -> str:
-    """Returns the shuffler's signature over digest and per-batch key, hex."""
+    """Returns the shuffler's signature over a descriptor's digest and its batch key, hex."""
     message = LABEL_COUNTERSIGN + digest + batch_key
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
 
@@ -41,7 +41,7 @@ def verify_deposit(public_key: bytes, data: bytes, signature: str) -> None:
 
 
 def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signature: str) -> None:
-    """Raises RemoteError ``bad-signature`` unless the shuffler signed digest and batch key."""
+    """Raises RemoteError ``bad-signature`` unless the shuffler signed this digest and batch key."""
     _verify(public_key, LABEL_COUNTERSIGN + digest + batch_key, signature, "shuffler")
 
 

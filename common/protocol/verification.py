@@ -1,8 +1,8 @@
 """Checks that each party makes itself: a batch's guarantee, its trust model, and pinned keys.
 
 A descriptor is checked by the shuffler on deposit, by a node before it takes a slot, and by the
-analyzer when it writes the ledger. Nobody trusts the numbers that a descriptor claims: each party
-recomputes the guarantee from n, noise, padding and counters at its *own* dishonest fraction.
+analyzer when it writes the ledger. Nobody trusts the guarantee that a descriptor claims. Each party
+recomputes it from n, noise, padding and counters, at a dishonest fraction of its *own* choice.
 """
 
 import math
@@ -44,9 +44,9 @@ def check_trust(
 ) -> None:
     """Raises RemoteError ``trust-refused`` unless trust model and aggregation are allowed here.
 
-    A batch of another model may give the same epsilon, but protects against fewer parties: with
-    ``central``, the coordinator reads every trajectory. In ``sums``, one dishonest report can set
-    every counter to any value.
+    A batch of another trust model may give the same epsilon, but protects against fewer parties:
+    with ``central``, the coordinator reads every trajectory. With the aggregation ``sums``, one
+    dishonest report can set every counter to any value.
     """
     for kind, value, choices in (
         ("aggregation", descriptor.aggregation, aggregations),
@@ -104,7 +104,7 @@ def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEve
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor whose noise gives less than ``required`` or less than promised.
+    """Refuses a descriptor whose noise gives less than ``required`` or less than its promise.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
     ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises the
@@ -139,7 +139,7 @@ def read_pins(file: Path | None) -> frozenset[str] | None:
     """Returns the public keys that an owner pinned in a file, or None if no file is given.
 
     The file has one key of 64 hex digits per line; ``#`` begins a comment. Every call reads the
-    file. Raises LocalError ``invalid-spec`` if it is unreadable, empty, or a line is not a key.
+    file. Raises LocalError ``invalid-spec`` if it is unreadable or empty, or a line is not a key.
     """
     if file is None:
         return None

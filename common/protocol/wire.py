@@ -43,7 +43,7 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """The answer of ``GET /v1/identity``: compare it with the pinned identity, but never pin it."""
+    """The answer of ``GET /v1/identity``: to compare with a pinned identity, never to pin."""
 
     shuffler_id: Name
     public_key: Hex32
@@ -74,7 +74,7 @@ class DeclineNotice(Document):
 
 
 class Deposits(Document):
-    """The answer of ``GET /v1/deposits``: the batches that the calling coordinator deposited."""
+    """The answer of ``GET /v1/deposits``: the ids of all open batches."""
 
     open: tuple[Hex16, ...]
 
@@ -112,14 +112,14 @@ class LeaseReply(Document):
 
 @dataclass(slots=True)
 class UploadResult(_Item):
-    """The outcome of a frame: ``accepted``, ``replayed`` (the same report again), or a problem."""
+    """The outcome of a frame: ``accepted``, ``replayed`` (a report sent again), or a problem."""
 
     lease: Hex16
     outcome: str
 
 
 class UploadReply(Document):
-    """One result for each frame, in their order."""
+    """One result for each frame, in the order of the frames."""
 
     results: tuple[UploadResult, ...]
 
