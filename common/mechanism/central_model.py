@@ -2,8 +2,8 @@
 
 This is the central workflow of paper 000, Fig. 2. Users trust the coordinator and nobody else.
 
-- A user sends the episode as it is, in one message: the indices of its ``data_slots`` increments,
-  with dummies if there are fewer.
+- A user sends the episode as it is, in one message: the indices of its increments, filled up with
+  dummies to ``data_slots``.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 
@@ -53,7 +53,7 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
 
 
 def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> Ints:
-    """The analyzer's part, second step: adds noise to every counter, but not to the last entry."""
+    """The analyzer's part, second step: adds noise to the counters of a histogram (C + 1,)."""
     noisy = histogram.copy()
     noisy[:-1] += draw_noise(noise, histogram.size - 1, randomness)
     return noisy
@@ -76,7 +76,7 @@ def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
 
 
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
-    """Returns geometric draws G (size,) with Pr[G >= k] = q**k.
+    """Returns geometric draws G (size,): Pr[G >= k] = q**k with q = numerator / 2**32.
 
     Each draw counts the random words before the first that is not below ``numerator``.
     """

@@ -8,17 +8,17 @@ three ways:
 - ``lean``: transitions and rewards; visits are sums over x'.
 - ``joint``: one symbol (x, a, x', r) per step; all other counts are sums over symbols.
 
-A batch of all layers (``layer=None``) counts every step, with rewards. A batch of one layer
-(``layer=h``) counts that step's transitions (in ``paper`` also visits) and no rewards.
+A batch with ``layer=None`` counts every step, with rewards. A batch with ``layer=h`` counts only
+the transitions of step h (in ``paper`` also its visits) and no rewards.
 
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
-dummy is the index after the last counter.
+dummy, which counts nothing, is the index after the last counter.
 
 The environment's owner may declare a support: the possible transitions. Then only transitions,
 visits and rewards that the support allows have counters, in the same order. The support is public
 and must never come from people's episodes. An episode outside the support has no encoding: its
-report has noise only, as after a failed episode. So a support never lets an episode move more
-counters, and the guarantee holds even if the declaration is false.
+report has noise only, as after a failed episode. So an episode never moves more counters with a
+support than without, and the guarantee holds even if the declaration is false.
 """
 
 import math
@@ -68,7 +68,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Support:
-    """The possible states at step 0 and, for each step or for all steps, the possible successors.
+    """The possible states at step 0, and the possible successors of each state and action.
 
     ``next`` has one entry for each of the H steps, or a single entry that holds for all of them. A
     transition from x is possible at step h only if the steps before can lead to x.
@@ -135,7 +135,7 @@ def _states(listed: tuple[int, ...], X: int) -> Ints:
 class CounterLayout:
     """The counters of a batch in order.
 
-    Raises ValueError if ``layer`` is not in the horizon, or as `possible_cells` does.
+    Raises ValueError if ``layer`` is not a step, or where `possible_cells` raises it.
     """
 
     sizes: Sizes
@@ -150,12 +150,12 @@ class CounterLayout:
 
     @property
     def layers(self) -> int:
-        """The number of steps in scope: all, or the one of ``layer``."""
+        """The number of steps in scope: H, or 1 if ``layer`` names one."""
         return self.sizes.H if self.layer is None else 1
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each family's counts without a support, in the order of the counters."""
+        """Each family's array shape, in the order of the counters. A support does not change it."""
         X, A, hs = self.sizes.X, self.sizes.A, self.layers
         if self.families == "joint" and self.layer is None:
             return {"joint": (hs, X, A, X, 2)}
@@ -188,12 +188,12 @@ class CounterLayout:
 
     @property
     def width(self) -> int:
-        """The number of bytes that hold any index, also the dummy's."""
+        """The number of bytes that can hold any index, including the dummy's."""
         return max(1, (self.dummy.bit_length() + 7) // 8)
 
     @property
     def cells(self) -> int:
-        """The most counters that replacing one user moves up by one; as many may move down.
+        """The most counters that replacing one user moves up by one; at most as many move down.
 
         Every family has one symbol per step, so replacing an episode moves at most one counter up
         and one down for each family and step in scope. The accountant relies on this number
@@ -287,14 +287,14 @@ class CounterLayout:
 
     @cached_property
     def _cells(self) -> Ints:
-        """The possible transitions of the whole horizon, also for a batch of one layer."""
+        """The possible transitions of all steps, even for a batch of one layer."""
         if self.support is None:
             return np.zeros(0, dtype=np.int64)
         return possible_cells(self.support, self.sizes.X, self.sizes.A, self.sizes.H)
 
     @property
     def _in_scope(self) -> Ints:
-        """The possible transitions as indices into an array (layers, X, A, X)."""
+        """The possible transitions in scope, as indices into an array (layers, X, A, X)."""
         size = self.sizes.X**2 * self.sizes.A
         start = (self.layer or 0) * size
         first, last = np.searchsorted(self._cells, (start, start + self.layers * size))

@@ -3,20 +3,20 @@
 This is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer. Users trust
 nobody.
 
-- A user writes the episode as C bits, one per counter, flips each independently with probability f,
-  and sends all of them in one message.
+- A user writes the episode as C bits, one per counter, flips each bit independently with
+  probability f, and sends all bits in one message.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
-- The analyzer adds the n reports bit by bit and removes the flips' mean: if a counter's bit is 1 in
-  S of n reports, (S - n f) / (1 - 2 f) is unbiased, with variance n f (1 - f) / (1 - 2 f)**2.
+- The analyzer adds the n reports' bits and corrects for the flips: if a counter's bit is 1 in S of
+  n reports, (S - n f) / (1 - 2 f) is an unbiased count, with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever anybody else
 does. This holds against everyone, also against the shuffler and the analyzer together. Between two
-episodes, at most ``cells`` bits rise and at most ``cells`` fall. Each of these has the losses
-log((1 - f) / f) and its negative (`common.accounting.binomial.step_losses`); bits that agree have
-none. The proof needs:
+episodes, at most ``cells`` bits rise and at most ``cells`` fall. Each of these bits has the loss
+log((1 - f) / f) or its negative (`common.accounting.binomial.step_losses`); bits that agree have no
+loss. The proof needs:
 
-1. *Independent flips:* independent of each other and of the data.
-2. *Fixed length:* every report has C bits.
+1. *Independent flips.* They are independent of each other and of the data.
+2. *Fixed length.* Every report has C bits.
 
 `common.accounting.calibrate` says why a report has flips and not the Laplace noise of paper 004.
 """
@@ -39,8 +39,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips. These bits
-    differ from an episode's bits in no more places than another episode's bits may.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips. At most
+    ``cells`` of them differ from any episode's bits, so the guarantee holds.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:
@@ -54,7 +54,7 @@ def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints
     """The analyzer's part, first step: counts the reports (N, bytes).
 
     Returns each counter's number of 1s followed by the number of counted reports, shape (C + 1,).
-    Also returns the indices of reports that are not counted: they have a bit past the last counter.
+    Also returns the indices of reports that are not counted: they have a 1 past the last counter.
     """
     C = layout.counters
     bits = np.unpackbits(reports.astype(np.uint8), axis=1)

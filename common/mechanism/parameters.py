@@ -2,12 +2,13 @@
 
 Nothing is drawn here: `shuffle_model`, `local_model` and `central_model` draw the noise.
 
-**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter (Shuffle
-Privatizer, paper 000, section V; there bits = m = ceil(tau / n) and p = 1/2, or bits = 1 and p =
-tau / (2 n)). A bit that is 1 becomes one message, the index of its counter; a bit that is 0 is not
-sent. Only the multiset of messages reaches the analyzer, so a counter that receives N bits carries
-Binomial(N, p) noise. p is an integer over a power of two. So every node draws exactly the same
-distribution from its random bits, and no accountant has to trust a rounding of p.
+**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter. This is
+the Shuffle Privatizer of paper 000, section V. There, bits is ceil(tau / n) and p = 1/2, or bits is
+1 and p = tau / (2 n); `common.accounting.calibrate` gives tau. A bit that is 1 becomes one message,
+the index of its counter; a bit that is 0 is not sent. Only the multiset of messages reaches the
+analyzer, so a counter for which all users together draw N bits has Binomial(N, p) noise. p is an
+integer over a power of two. So every node draws exactly the same distribution from its random bits,
+and no accountant has to trust a rounding of p.
 
 **Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local_model`).
 
@@ -45,7 +46,7 @@ MAX_DRAWS = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Bernoulli noise of a user: `bits` bits per counter, each 1 with p = p_numerator / 2**p_log2.
+    """A user's noise: `bits` bits per counter, each 1 with probability p = p_numerator / 2**p_log2.
 
     Raises ValueError unless 1 <= bits <= 2**53, 0 < p < 1 and 1 <= p_log2 <= 32.
     """
@@ -70,17 +71,17 @@ class Noise:
         return math.ldexp(self.p_numerator, -self.p_log2)
 
     def mean(self, n: int) -> float:
-        """Returns the expected noise of one counter if all n reports are honest: n bits p."""
+        """Returns a counter's expected noise if all n reports are honest: n * bits * p."""
         return n * self.bits * self.p
 
     def variance(self, n: int) -> float:
-        """Returns the variance of a counter's noise if all n users are honest: n bits p (1 - p)."""
+        """Returns a counter's noise variance if all n users are honest: n * bits * p * (1 - p)."""
         return n * self.bits * self.p * (1.0 - self.p)
 
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """Randomised response of one user: every bit is flipped with f = numerator / 2**32 < 1/2.
+    """Randomised response of a user: each bit is flipped with probability f = numerator / 2**32.
 
     Raises ValueError unless 0 < numerator < 2**31.
     """
@@ -106,15 +107,15 @@ class Flips:
         return n * self.f
 
     def variance(self, n: int) -> float:
-        """Returns the debiased count's variance, whatever the data: n f (1 - f) / (1 - 2 f)**2."""
+        """Returns a debiased count's variance for any data: n f (1 - f) / (1 - 2 f)**2."""
         return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
 
 
 @dataclass(frozen=True, slots=True)
 class Laplace:
-    """Discrete Laplace noise of a batch: Pr[Z = z] ~ q**|z|, q = numerator / 2**32.
+    """Discrete Laplace noise of a batch: Pr[Z = z] is proportional to q**|z|.
 
-    Raises ValueError unless 0 < numerator < 2**32.
+    The ratio q is numerator / 2**32. Raises ValueError unless 0 < numerator < 2**32.
     """
 
     numerator: int
@@ -132,7 +133,7 @@ class Laplace:
     def term(self) -> float:
         """The b of Bernstein's bound (`BatchNoise`): 3 c with c = 1 / (1 - q).
 
-        It follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance.
+        This follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance.
         """
         return 3.0 / (1.0 - self.q)
 
@@ -174,8 +175,7 @@ sums of independent counters, with their variances added."""
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """A report's slots: `data_slots` for its data and `noise_slots` for its noise; none is
-    negative."""
+    """A report's slots: `data_slots` for data and `noise_slots` for noise, both at least 0."""
 
     data_slots: int
     noise_slots: int

@@ -2,15 +2,15 @@
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and for the test entry point. The key of a stream is the (run, batch, slot, purpose)
-of a draw, never the order of arrival. A deployed node refuses a seeded stream.
+for experiments and tests, and a deployed node refuses it. The key of a stream says what a draw is
+for, such as (run, batch, slot, purpose), and never depends on the order of arrival.
 
-`draw_counts` draws Binomial(bits, p) noise for many counters from few random bytes, exactly. A
+`draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes. A
 counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by
 inversion. Let F(j) = Pr[at most j ones], and let U be uniform in [0, 1), an endless string of
 random bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of
 U give an interval that contains U. They decide the number unless some F(j) lies in this interval.
-Then `draw_counts` reads further bits, which happens in one of some hundred draws. All comparisons
+In that case, which is at most one draw in 256, `draw_counts` reads further bits. All comparisons
 are between integers, because F(j) times 2^(l * bits) is an integer. So nothing is rounded, and no
 accountant has to trust a rounding.
 
@@ -106,8 +106,8 @@ def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """``cumulative[j]`` is F(j) 2^scale for j < bits. ``ones`` (2^16,) is the number of ones, or
-    `OPEN`, for each value of U's first bits."""
+    """A binomial law: ``cumulative[j]`` is F(j) 2^scale for j < bits. For each value of U's first
+    16 bits, ``ones`` (2^16,) has the number of ones, or `OPEN`."""
 
     cumulative: tuple[int, ...]
     scale: int
@@ -153,7 +153,7 @@ def _law(noise: Noise) -> _Law:
     for j in range(B):
         total += comb(B, j) * k**j * zero ** (B - j)
         cumulative.append(total)
-    # F(j) 2^16, rounded down and up. U's first bits u decide unless F(j) 2^16 is in (u, u + 1).
+    # F(j) 2^16, rounded down and up. U's first bits u decide unless an F(j) 2^16 is in (u, u + 1).
     down = [(F << FIRST_BITS) >> scale for F in cumulative]
     up = [-((-F << FIRST_BITS) >> scale) for F in cumulative]
     u = np.arange(1 << FIRST_BITS)

@@ -13,11 +13,11 @@ beta)-DP for replacing one user, with the numbers that `common.accounting.accoun
 needs four facts:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts. A message with a user's sum would show whether it holds both data and
+   of the C noisy counts. A message with a user's sum would show whether the sum has both data and
    noise.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
-   ever dropped. The probability of that event depends on noise alone and is charged to beta.
+   ever dropped. The probability of a drop depends on noise alone and is charged to beta.
 4. *No information in dummies.* Their number is nL minus the sum of the counts.
 """
 
@@ -77,8 +77,8 @@ def encode(
 def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
-    Among 2**24 keys, any two are equal with probability below 2**-81; this bounds the bias from
-    ties. The sort is over 64-bit words: a key's first bits, then its index. The few keys with equal
+    The probability that 2**24 keys are not all different is below 2**-81; this bounds the bias. The
+    sort is over 64-bit words: a key's first bits, then the key's index. The few keys with equal
     first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)

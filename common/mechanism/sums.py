@@ -1,12 +1,13 @@
-"""The sums mechanism: noisy counts as additive shares for two parties, with each role's part.
+"""The sums mechanism: the shuffler adds masked vectors, and the analyzer removes the masks.
 
-Data, noise and the guarantee for what the analyzer sees are those of the shuffle mechanism
+Data, noise and the guarantee against the analyzer are as in the shuffle mechanism
 (`shuffle_model`). But a report is one masked vector, which costs one key agreement instead of one
 for each message. Words have w bits, and all additions are modulo 2^w.
 
-- A user writes data and noise bits as a vector of C words. A fresh X25519 key pair (e, E) gives
-  the user a secret in common with the analyzer. HKDF turns it into a key, and AES-CTR turns the key
-  into a mask of C words. The report is E and the vector plus its mask.
+- A user writes data plus noise as a vector of C words, one for each counter. A fresh X25519 key
+  pair (private e, public E) gives the user a secret in common with the analyzer. HKDF turns this
+  secret into a key, and AES-CTR turns the key into a mask of C words. The report is E, then the
+  masked vector: vector plus mask.
 - The shuffler adds the masked vectors of all n users and permutes their n keys E.
 - The analyzer computes the mask of each E and subtracts it from the sum. The sum of the users'
   vectors remains.
@@ -16,18 +17,18 @@ the accountant's (epsilon, beta) for those counts holds. The shuffler sees maske
 pseudorandom to it. Shuffler and analyzer together can read every vector. The proof needs four
 facts:
 
-1. *One sum a batch*, over all n reports. The difference of two sums over sets that differ in one
-   user is that user's vector. So no report may fail to open. None does, because any 32 bytes count
-   as a key and have a defined mask. A point of low order gives no shared secret; zeros then stand
-   for the secret.
+1. *One sum a batch*, over all n reports. Two sums over sets that differ in one user would reveal
+   that user's vector. So the analyzer must never need a sum that leaves a bad report out. It never
+   does, because any 32 bytes count as a key E and have a mask. Where E is a point of low order,
+   which gives no shared secret, zeros stand for the secret.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
 3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
    count a user twice.
 4. *Independent binomial noise*, as in `shuffle_model`. No padding drops any of it.
 
-Words. The sum of n users' data and noise must stay below 2^w. Data is at most n. For noise, the
-words have room up to `DEVIATIONS` standard deviations above its mean; the accountant charges larger
-noise to beta.
+Words. The sum of n users' data and noise must stay below 2^w. Data is at most n. The words have
+room for noise of up to `DEVIATIONS` standard deviations above its mean. The accountant charges the
+probability of larger noise to beta.
 """
 
 from typing import Any
@@ -68,19 +69,19 @@ def word_bits(n: int, noise: Noise) -> int:
 
 
 def report_bytes(counters: int, bits: int) -> int:
-    """Returns the size of a report, without its outer seal: E and C words."""
+    """Returns the size of a report without its outer seal: E, then one word per counter."""
     return KEY_BYTES + counters * bits // 8
 
 
 def release_bytes(n: int, counters: int, bits: int) -> int:
-    """Returns the size of what the shuffler hands over: C words, then n keys."""
+    """Returns the size of what the shuffler hands over: the sum's C words, then n keys E."""
     return counters * bits // 8 + n * KEY_BYTES
 
 
 def encode(
     layout: CounterLayout, noise: Noise, bits: int, episode: Episode | None, randomness: Randomness
 ) -> Words:
-    """The user's part, first step: returns the vector (C,) of data and noise bits.
+    """The user's part, first step: returns data plus noise as a vector (C,).
 
     Draws exactly the noise that `shuffle_model.encode` draws. ``episode`` is None if the
     environment failed.
@@ -115,7 +116,7 @@ def add(total: Words, reports: Octets) -> bytes:
 
 
 def empty_sum(counters: int, bits: int) -> Words:
-    """Returns the sum (C,) of no vectors."""
+    """Returns a sum (C,) to which no vector was added yet: zeros."""
     return np.zeros(counters, dtype=_words(bits))
 
 
@@ -128,7 +129,7 @@ def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, me
 def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits: int) -> Words:
     """The analyzer's part: returns the sum of the masks (C,) of concatenated keys E.
 
-    Every key has a mask. Raises ValueError if the last key is not whole.
+    Every key has a mask, even a point of low order. Raises ValueError if the last key is not whole.
     """
     if len(keys) % KEY_BYTES:
         raise ValueError(f"{len(keys)} bytes are not a whole number of {KEY_BYTES}-byte keys")

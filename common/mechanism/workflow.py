@@ -1,4 +1,4 @@
-"""The differences between the three workflows of paper 000, Fig. 2: what a report holds.
+"""The three workflows of paper 000, Fig. 2. They differ in what a report holds.
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index
   each; all users add noise (`common.mechanism.shuffle_model`).
@@ -28,7 +28,7 @@ Report = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Symbols:
-    """A message's plaintext: ``count`` unsigned big-endian integers of ``width`` bytes each."""
+    """A plaintext's format: ``count`` unsigned big-endian integers of ``width`` bytes each."""
 
     count: int
     width: int
