@@ -2,7 +2,7 @@
 
 Code here computes from noise, padding and n, the number of reports. It uses no clock, randomness,
 I/O or documents. `account` computes the guarantee of a batch, `calibrate` finds the least noise for
-a guarantee, `run_guarantee` and `repeated_user_guarantee` compose batches.
+a guarantee, and the functions of `composition` compose batches.
 
 Read in this order: `binomial` (one counter's losses, and the cost of padding), `loss_curve` (all
 counters, both directions, rigorous bounds), `account` (one batch), `composition` (several batches),

@@ -34,7 +34,7 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Limits that keep arrays in memory and doubles finite. Descriptors have thousands of cells."""
+"""Limits that keep arrays in memory and doubles finite. A descriptor has at most 3,000 cells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """Privacy losses of the noise on one counter, and the privacy cost of padding.
 
 **Losses.** The analyzer sees a counter as c + Z: its count c plus noise Z ~ Binomial(N, p). Let
-b(z) = Pr[Z = z]. One user moves c by one. Let P be the law of the output on one input, Q that on
+b(z) = Pr[Z = z]. One user moves c by one. Let P be the law of the output on one input, Q the law on
 its neighbour, and L(y) = log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is
 E_P[(1 - exp(epsilon - L))_+], where an outcome that is impossible under Q has L = +infinity. Let
 r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
 
-* up (P is one higher, P = 1 + Z, Q = Z): at y = z + 1 the mass is b(z), the loss is -r(z + 1) for
-  z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
-* down (Q is one higher, P = Z, Q = 1 + Z): at y the mass is b(y), the loss is r(y) for y > 0;
+* up (the output is 1 + Z under P, Z under Q): at y = z + 1 the mass is b(z), the loss is -r(z + 1)
+  for z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
+* down (the output is Z under P, 1 + Z under Q): at y the mass is b(y), the loss is r(y) for y > 0;
   y = 0 cannot happen under Q: infinite loss with mass b(0) = (1 - p)^N.
 
 b is computed from the r(y) alone (b(y) / b(y - 1) = exp r(y)) and then normalised, so no gamma
@@ -23,8 +23,8 @@ itself where the paper uses Chernoff bounds and the constant 96.
 
 **Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). The number of
 these 1-bits, before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism
-without a limit, which is (epsilon, beta_c)-DP, and M' the real one, which drops bits that do not
-fit. If both draw the same noise, they give the same output unless some user's S exceeds
+without a limit, which is (epsilon, beta_c)-DP, and M' the real mechanism, which drops bits that do
+not fit. If both draw the same noise, they give the same output unless some user's S exceeds
 noise_slots. That event depends on noise alone, so on *every* input its probability is at most eta =
 n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
 
@@ -33,7 +33,7 @@ n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
                    <= e^epsilon (Pr[M'(D') in E] + eta) + beta_c + eta,
 
 so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Data has slots of its own, so this event is
-independent of the data. In shared slots, a long episode would displace noise.
+independent of the data. If data and noise shared slots, a long episode would displace noise.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 def step_losses(q: float) -> Losses:
     """Returns the losses of a move by one, up or down, under noise Pr[Z = z] = c q**|z|.
 
-    With P = 1 + Z and Q = Z the ratio P(y) / Q(y) is 1 / q for y >= 1 and q for y <= 0, so the loss
-    is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a otherwise. A bit that is flipped
-    with probability f has the same two losses at q = f / (1 - f).
+    If the output is 1 + Z under P and Z under Q, the ratio P(y) / Q(y) is 1 / q for y >= 1 and q
+    for y <= 0, so the loss is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a
+    otherwise. A bit that is flipped with probability f has the same two losses at q = f / (1 - f).
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
@@ -185,7 +185,7 @@ def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """Returns (1 + e^epsilon) eta, dropped noise's cost in beta; infinity above LARGEST_EPSILON."""
+    """Returns dropped noise's cost in beta, (1 + e^epsilon) eta; infinity above LARGEST_EPSILON."""
     if eta == 0.0:
         return eta
     return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta

@@ -3,8 +3,8 @@
 **Shuffle, exact.** A batch costs one ciphertext per bit that is 1 (1-bit), so `exact` looks for the
 fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j =
 1..10. For each p it finds the least number N of bits on a counter, and from N the bits per user.
-Rounding up to whole bits per user adds 1-bits. If it adds more than the fraction WASTE, the search
-also tries p = k / 2^32, with as many bits as the best 2^-j needs (one bit per user in large
+Rounding up to whole bits per user adds 1-bits. If rounding adds more than the fraction WASTE, the
+search also tries p = k / 2^32, with as many bits as the best 2^-j needs (one bit per user in large
 batches). At the same variance, a small p needs half as many messages as fair bits. At large epsilon
 fair bits (p = 1/2) are better: with a small p a counter may be zero, which shows that nobody was
 counted there.
@@ -16,22 +16,22 @@ epsilon, or about 0.1 % more noise.
 
 **Shuffle, paper.** This is the papers' own calibration (paper 000, section V and proof of Lemma
 10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This
-tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is epsilon' / 4. If n <= tau,
-each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit of p = tau / (2 n).
-The split of epsilon assumes that replacing one user moves one cell in each layer and family. In
-fact it moves two cells, so the papers' own composition gives 2 epsilon. But the constant 96 is so
-large that the exact guarantee, which `account` computes, is far below epsilon.
+tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is at most epsilon' / 4. If n
+<= tau, each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit with p = tau
+/ (2 n). The split of epsilon assumes that replacing one user moves one cell in each layer and
+family. In fact it moves two cells, so the papers' own composition gives 2 epsilon. But the constant
+96 is so large that the exact guarantee, which `account` computes, is far below epsilon.
 
 **Shuffle, conference.** Paper 003, section V, has the same noise, but does not split beta over the
 counters: every counter gets beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. At ratio q
-= f / (1 - f) it has exactly the same losses, so it gives the same (epsilon, beta). This noise has
-variance 2 q / (1 - q)**2 per user. The variance of flips is f (1 - f) / (1 - 2 f)**2 = q / (1 -
-q)**2, half as much, because flips only need to hide a bit. So Riffle always uses flips. (Flipping
-ones and zeros with different probabilities would save 6 % at epsilon = 1 with one pair of cells,
-and more at larger epsilon. But the variance would depend on the data.)
+(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. With ratio
+q = f / (1 - f), this noise has exactly the same losses as flips, so it gives the same (epsilon,
+beta). Its variance per user is 2 q / (1 - q)**2. The variance of flips is f (1 - f) / (1 - 2 f)**2
+= q / (1 - q)**2, half as much, because flips only need to hide a bit. So Riffle always uses flips.
+(Flipping ones and zeros with different probabilities would save 6 % at epsilon = 1 with one pair of
+cells, and more at larger epsilon. But the variance would depend on the data.)
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many
@@ -87,7 +87,7 @@ OVERFLOW_SHARE = 0.01
 """The share of beta that padding may spend."""
 
 MARGIN = 1e-6
-"""Noise is calibrated to epsilon (1 - MARGIN), so machines that round differently accept it."""
+"""Noise is calibrated to epsilon * (1 - MARGIN), so machines that round differently accept it."""
 
 LARGEST_LOG2 = 10
 """The smallest dyadic p to be tried is 2^-10."""
@@ -280,7 +280,7 @@ def paper_noise(n: int, tau: int) -> Noise:
 
 @lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
-    """Returns flips of the least f that makes a report (epsilon, beta)-DP against all readers.
+    """Returns flips with the least f that makes a report (epsilon, beta)-DP against all readers.
 
     Raises CalibrationError if epsilon is too small.
     """
@@ -318,7 +318,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 
 @lru_cache(maxsize=4096)
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
-    """Returns the smallest q 2^32 at which `cells` pairs of steps are (epsilon, beta)-DP.
+    """Returns the smallest q 2^32 at which `cells` pairs of moves (`Steps`) are (epsilon, beta)-DP.
 
     The search is over the scale b, where q = exp(-1 / b), because epsilon is nearly a power of b.
     """

@@ -11,8 +11,9 @@
   distribution dominates the batch's loss in every case. So adaptive deployments are covered (Zhu,
   Dong and Wang 2022, Theorem 10), provided that the events themselves (n and noise) were fixed
   beforehand. beta also pays for dropped noise: (1 + e^epsilon) times the batches' total `overflow`.
-* One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, such
-  as an epoch, but nobody knows in which. The guarantee holds for every choice.
+* One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, but
+  nobody knows in which. A group is, for example, the batches of an epoch. The guarantee holds for
+  every choice.
 
 If later events depend on earlier results, a limit on their composition still holds, provided that a
 user takes no part in a batch that would exceed the limit. This is a privacy filter (Rogers, Roth,
@@ -77,9 +78,9 @@ def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float)
     """Returns the guarantee at beta for a user who reports once in one batch of each group.
 
     This guarantee is the weakest over all choices of batches. A batch is skipped if another batch
-    of its group dominates it. If more than MOST_CHOICES choices are left, basic composition gives a
-    valid but larger epsilon: the sum, over all groups, of the largest epsilon that one of the
-    group's batches has at beta / len(groups).
+    of its group is known to give no more privacy (`_dominates`). If more than MOST_CHOICES choices
+    are left, basic composition gives a valid but larger epsilon: the sum, over all groups, of the
+    largest epsilon that one of the group's batches has at beta / len(groups).
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}
@@ -103,7 +104,10 @@ def _not_dominated(group: Collection[BatchEvent]) -> list[BatchEvent]:
 
 
 def _dominates(weak: BatchEvent, strong: BatchEvent) -> bool:
-    """Returns whether ``strong`` is ``weak`` with more noise; adding noise is post-processing."""
+    """Returns whether ``strong`` has at least ``weak``'s noise, and at most its cells and overflow.
+
+    Adding noise is post-processing, so ``weak`` then gives no more privacy than ``strong``.
+    """
     one, other = (moves_of(event.noise, event.honest, 1) for event in (weak, strong))
     if isinstance(one, Moves) and isinstance(other, Moves) and one.p == other.p:
         less_noise = one.N <= other.N

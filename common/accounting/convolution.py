@@ -22,8 +22,8 @@ tight the bounds are, never whether they hold: `loss_curve` accounts for mass ou
 computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
 its norm. Here eta = mu + gamma_4 (sqrt(2) + mu), gamma_4 = 4 u / (1 - 4 u), u is the unit roundoff,
 and mu is the error of the twiddle factors. If mu is at most u, this error is below 8 u log2(M)
-times the norm. The same bound holds for the inverse. Propagating it through all powers, products
-and the inverse gives one number that no cell's error exceeds.
+times the norm. The same bound holds for the inverse. Propagating both bounds through all powers,
+products and the inverse gives one number that no cell's error exceeds.
 
 This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
 threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.
@@ -48,9 +48,9 @@ STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
 """Chernoff exponents to try, as multiples of 1 / standard deviation."""
 
 LARGEST_EXPONENT = 2.0**30
-"""Limit of the tilt times the largest sum of losses. Rounding changes a product of this size by
-under a millionth. Without the limit, the tilt would be unbounded if the computed variance is only
-rounding error."""
+"""Limit of the product of the tilt and the largest sum of losses. Rounding changes a product of
+this size by less than 1e-6. Without the limit, the tilt would be unbounded if the computed variance
+is only rounding error."""
 
 SMALLEST_WEIGHT = 1e-250
 """If the largest weight is smaller, the weights may be remnants of underflow."""
@@ -176,7 +176,7 @@ def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
 
 
 def choose_tilt(parts: Sequence[Part], delta: float) -> float:
-    """Returns lambda >= 0 near which Chernoff's bound on Pr[S >= K'(lambda)] equals delta."""
+    """Returns a lambda >= 0 for which Chernoff's bound on Pr[S >= K'(lambda)] is about delta."""
     target = math.log(1.0 / delta)
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:

@@ -22,7 +22,7 @@ from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
-"""A search ends at a bracket of one unit, or of the answer times 2^-FINE (for p, 2^-COARSE)."""
+"""A search ends when its bracket is one unit wide, or 2^-FINE (for p, 2^-COARSE) of the answer."""
 
 PREDICTIONS = 12
 """The number of trials that follow predictions before plain bisection takes over."""
@@ -61,7 +61,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root by bisection, else the nearer end. `scipy.optimize` takes 0.2 s to load."""
+    """Returns the root, or the nearer end, by bisection: `scipy.optimize` takes 0.2 s to load."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle

@@ -78,7 +78,7 @@ noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 c
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""A tilt is replaced, at most 4 times, if its errors exceed exp(14) times a perfect tilt's."""
+"""A tilt is replaced, at most 4 times, if its errors are above exp(14) times the best tilt's."""
 
 DOTS = 2**14
 """Grid length M for `connect_the_dots`, whose error is of order Delta^2 for a grid step Delta."""
@@ -133,13 +133,13 @@ AnyMoves = Moves | Steps
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Masses `mass` (cells,) at ascending losses `loss` (cells,), and `infinite` at infinite loss.
+    """Masses `mass` (M,) at ascending losses `loss` (M,), and the mass `infinite` at infinite loss.
 
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
-    hockey-stick divergence. As a function of t = exp(epsilon) it is convex, decreasing, and linear
-    between two neighbouring losses. So its inverse is exact: find these two losses, then solve a
-    linear equation. The curve is valid from epsilon = `start` on. Below `start`, the method `delta`
-    returns 1; the method `epsilon` returns at least `start`.
+    hockey-stick divergence. As a function of t = exp(epsilon), delta is convex, decreasing, and
+    linear between two neighbouring losses. So its inverse is exact: find these two losses, then
+    solve a linear equation. The curve is valid from epsilon = `start` on. Below `start`, the method
+    `delta` returns 1; the method `epsilon` returns at least `start`.
     """
 
     loss: FloatArray
@@ -184,7 +184,7 @@ class Curve:
         """Returns the index of the first loss where `_total` is low enough or no longer falls.
 
         `_total` is convex in t, so along ascending losses the condition is false, then true, and
-        bisection finds the change. The last loss always counts: no finite loss is beyond it.
+        bisection finds the change. The last loss always satisfies it: no finite loss is beyond.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)
@@ -198,7 +198,7 @@ class Curve:
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Returns the epsilon at which the curve's line that ends at loss[after] meets delta."""
+        """Returns the epsilon at which the linear piece that ends at loss[after] meets delta."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -212,9 +212,9 @@ class Curve:
         return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
 
     def _solve_back(self, end: float, delta: float) -> float:
-        """Solves the line from its far end, without overflow.
+        """Solves the linear piece from its far end, for an overflow of 0.
 
-        From the near end, e^(before - loss) would underflow, and the line would seem flat.
+        From the near end, e^(before - loss) would underflow, and the piece would seem flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -341,7 +341,7 @@ def _relative_error(parts: Sequence[Part], tilt: float) -> float:
 
 
 def _infinite(parts: Sequence[Part], bound: Bound) -> float:
-    """Returns the mass of impossible outcomes; upper bounds add the dropped mass."""
+    """Returns the mass at infinite loss; upper bounds add the dropped mass."""
     log_finite = 0.0  # log of the product of all (1 - infinite)
     for part, count in parts:
         share = part.infinite + (part.dropped if bound == "upper" else 0.0)
