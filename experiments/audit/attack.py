@@ -20,9 +20,9 @@ below P(E), and q above Q(E). Then
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
 One event is chosen for epsilon and one for beta, so there are four one-sided bounds. Each fails
-with probability error / 4, so together they hold with probability 1 - error. The choice of events
-costs no confidence, because it uses other trials. Any score gives valid bounds, but a bad score
-gives weak ones.
+with probability at most error / 4, so together they hold with probability at least 1 - error. The
+choice of events costs no confidence, because it uses other trials. Any score gives valid bounds,
+but a bad score gives weak ones.
 """
 
 import math
@@ -54,7 +54,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The event ``score >= threshold`` under the first population, or ``<=`` under the second."""
+    """The event ``score >= threshold``, or ``score <= threshold`` if not ``from_first``."""
 
     distinguisher: str
     from_first: bool
@@ -65,7 +65,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Returns the event's count under its own population, and under the other one."""
+        """Returns the event's counts, first for the population that makes the event likelier."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:

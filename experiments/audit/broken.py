@@ -4,23 +4,23 @@
 each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
 the product's encoder. The only difference is that the shuffle keeps a report's messages together.
 So each vector has only one user's noise, 1/n of the noise that the proof needs. Let g(v | e) be the
-law of one vector given its user's episode, while everybody else has e'. The likelihood ratio of the
-two populations is
+probability of one vector v given its user's episode e. User 0 has e or e', and everybody else has
+e'. The likelihood ratio of the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
-noise, one number for each counter. If n > tau, the noise is one bit of probability tau / 2n.
-Otherwise, the noise is the number of ones among m = ceil(tau / n) fair bits. The analyzer receives
-the permuted numbers of each counter. Only a user with bit 1 whose noise bits are all 1 sends the
-largest number: 2 if n > tau, otherwise m + 1. If everybody else has bit 0, this number exposes the
-user. The probability of this is tau / 2n if n > tau, otherwise 2^-m, and no finite epsilon covers
-it.
+noise, one number for each counter. If n exceeds the papers' tau, the noise is one bit that is 1
+with probability tau / 2n. Otherwise, the noise is the number of ones among m = ceil(tau / n) fair
+bits. The analyzer receives the permuted numbers of each counter. Only a user with bit 1 whose noise
+bits are all 1 sends the largest number: 2 if n > tau, otherwise m + 1. If everybody else has bit 0,
+this number exposes the user. The probability of this is tau / 2n if n > tau, otherwise 2^-m, and no
+finite epsilon covers it.
 
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
 for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
 the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n
-numbers z. This mean is infinite if one of the numbers is m + 1.
+numbers z. This mean is infinite if one of them is the largest number.
 """
 
 import math
@@ -65,7 +65,7 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
 
 
 def _log_mean(world: World, v: Ints) -> FloatArray:
-    """Returns log mean g(v | e) / g(v | e'), shape (trials,), within [-CERTAIN, CERTAIN].
+    """Returns the log of the mean of g(v | e) / g(v | e'), (trials,), within [-CERTAIN, CERTAIN].
 
     A vector that no user with e' can send must be user 0's, and the ratio is then infinite.
     """

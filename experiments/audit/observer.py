@@ -5,9 +5,9 @@ a network would show: how long it took to make each report, from episode to fram
 process itself. A fair coin gives each user one of two episodes that differ as much as possible: all
 in the first state with every reward 1, or all in the last state without rewards. The observer knows
 the data of the first third of the batch and fits rules to them. Each feature gives a rule: guess
-the more frequent data of the feature's decile. Fisher's linear discriminant on all features is one
-more rule. The second third chooses the rule that guesses best, and the last third tests it. A
-random guess is right with probability 1/2, and the test is exact (binomial).
+the data that was more frequent in the decile of its value. Fisher's linear discriminant on all
+features is one more rule. The second third chooses the rule that guesses best, and the last third
+tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
 
 Reports have real seals. With ``padded`` false, the same code runs without padding. This shows
 whether the observer can see anything at all.
@@ -45,7 +45,7 @@ LEVEL = 1e-6
 """The probability that an observer who learned nothing is declared to guess better than chance."""
 
 POPULATION = Setting(1.0, 1e-5, n=4096, sizes=Sizes(X=4, A=2, H=6), families="lean")
-"""In ``lean`` a reward of 0 has no message, so without padding the report's length shows it."""
+"""In ``lean`` a reward of 0 has no message, so without padding a report's length shows rewards."""
 
 Bits = NDArray[np.bool_]
 Rule = Callable[[FloatArray], Bits]
@@ -147,7 +147,7 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Returns the rule that guesses the more frequent data of a value's decile in training."""
+    """Returns a rule: guess the data that was more frequent, in training, in the value's decile."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)

@@ -42,7 +42,8 @@ class Views:
     """The analyzer's views: counts (trials, C) of all messages, and ``head``.
 
     ``head`` (trials, C) counts only the first data_slots messages: if the shuffle did not move the
-    first report, it would show this report's data. With the aggregation `sums`, ``head`` is zero.
+    first report, ``head`` would show this report's data. With the aggregation `sums`, ``head`` is
+    zero.
     """
 
     counts: Ints
@@ -145,7 +146,7 @@ _TAG = bytes(hpke.OVERHEAD)
 
 
 class IdentitySuite:
-    """Replaces an HPKE suite: a seal is the plaintext and as many zero bytes as HPKE adds."""
+    """Replaces an HPKE suite: a seal is the plaintext and then OVERHEAD zero bytes."""
 
     def encrypt(self, plaintext: bytes, key: object, info: bytes) -> bytes:
         """Returns the plaintext and OVERHEAD zero bytes."""

@@ -1,9 +1,9 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-The verdict is that the claim is violated in three cases: a bound exceeds it at the family-wise
-error; trials with real seals do not follow the law of trials with identity seals, so that the
-bounds say nothing about the product; or the observer guesses better than chance. The last two are
-tested at level 1e-6, which adds almost nothing to the family-wise error.
+The verdict is that the claim is violated in three cases: a bound exceeds the claim at the
+family-wise error; trials with real seals do not follow the law of trials whose seals hide nothing
+(`pipeline`), so that the bounds say nothing about the product; or the observer guesses better than
+chance. The last two are tested at level 1e-6, which adds almost nothing to the family-wise error.
 """
 
 import time
@@ -23,7 +23,7 @@ ERROR = 0.01
 AGREEMENT_LEVEL = 1e-6
 
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-numbers": 100_000, "one-envelope": 5_000}
-"""Fresh trials per population, for about a minute; half as many trials choose the thresholds."""
+"""Fresh trials per population. They take about a minute; half as many more choose thresholds."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 

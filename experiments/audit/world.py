@@ -1,9 +1,9 @@
 """Two neighbouring populations, and the batch in which either of them reports.
 
 User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
-Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. So in every family
-and step, one counter moves up and one down. These are `CounterLayout.cells` pairs, the most that
-replacing one user can move.
+Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. So if e replaces e',
+one counter moves up and one down in every family and step. These are `CounterLayout.cells` pairs,
+the most that replacing one user can move.
 
 The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
 order 1e-2, and each trial costs one message per noise bit that is 1.
@@ -40,7 +40,7 @@ RUN_ID = "00" * 16
 NEVER = 1 << 40
 
 P_LOG2 = 3
-"""p = 1/8 needs half as many messages as fair bits, and not the thousands of draws of a tiny p."""
+"""p = 1/8 needs about half as many messages as fair bits, and far fewer draws than a tiny p."""
 
 SMALLEST = Sizes(X=2, A=1, H=1)
 """The default: eight counters in ``joint``, of which one moves up and one down."""
@@ -54,9 +54,9 @@ OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The claimed epsilon at beta, and the batch that claims it. Without ``seed``, uses the CSPRNG.
+    """The claimed epsilon at beta, and the batch that claims it.
 
-    Raises ValueError for a value out of range.
+    Draws come from the CSPRNG unless ``seed`` is given. Raises ValueError for a value out of range.
     """
 
     epsilon: float = 1.0
@@ -126,7 +126,7 @@ class World:
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
-        """Returns a user's environment; ``first`` selects the population in which user 0 has e."""
+        """Returns a user's environment; ``first`` selects the population with episode e."""
         sizes = self.setting.sizes
         return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 
@@ -160,7 +160,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
 
 
 def calibrated_noise(setting: Setting) -> Noise:
-    """Returns the noise that the product would choose: the fewest bits that are 1."""
+    """Returns the noise that the product would choose: the fewest expected bits that are 1."""
     required = Guarantee(setting.epsilon, setting.beta)
     return calibrate(setting.layout, setting.n, required).noise
 

@@ -1,10 +1,10 @@
 """Every figure as data: the runs of each curve, with their constants.
 
 ``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000, also at ten times its K (``-large``).
-``scale`` is regret against K, up to where learning pays despite privacy. The others are about paper
-004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit feedback. Every learner
-has one set of constants for all environments. Figures share runs. `Curve.absent` lists the points
-that a figure leaves out, with the reasons.
+``scale`` is regret against K, up to a K at which learning pays despite privacy. The others are
+about paper 004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit feedback.
+Every learner has one set of constants for all environments. A run may be part of several figures.
+`Curve.absent` lists the points that a figure leaves out, with the reasons.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ class Line:
     """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise.
 
     Lines with the same `panel` share axes. Their labels end with the panel's name. `world` is the
-    environment's name, if its caller gave one.
+    environment's label, if the caller gave one.
     """
 
     label: str
@@ -159,7 +159,7 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
 
 
 def figures(*, quick: bool = False) -> dict[str, Figure]:
-    """Returns all figures by name. `quick` divides every K by 10 or more, with fewer points."""
+    """Returns all figures by name. With `quick`, K is much smaller, and there are fewer points."""
     paper_K, large_K = (2_000, 4_000) if quick else (PAPER_K, LARGE_K)
     epsilons = (1.0, 4.0) if quick else EPSILONS
     scale, scale_large = ((2_000, 4_000), (4_000, 40_000)) if quick else (SCALE, SCALE_LARGE)

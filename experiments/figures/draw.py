@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A run of a curve over all seeds: x, the results, and the reasons for missing results."""
+    """One point of a curve: its x, one run's results for all seeds, and why any are missing."""
 
     x: float
     run: Run
@@ -37,12 +37,12 @@ class Point:
 
     @property
     def regret(self) -> Band:
-        """The band of the regret of the whole run, as single numbers."""
+        """The band of the whole run's regret; each of its fields is a single number."""
         return student_band([row.regret for row in self.rows])
 
     @property
     def switches(self) -> Band | None:
-        """The band of policy changes, or None if every episode has a policy of its own."""
+        """The band of the number of switches, or None if every episode has a policy of its own."""
         values = [row.policy_switches for row in self.rows]
         return None if None in values else student_band([float(v or 0) for v in values])
 
@@ -54,7 +54,7 @@ class Point:
 
     @property
     def seconds(self) -> float:
-        """The mean time of a seed."""
+        """The mean time, in seconds, that one seed took."""
         return float(np.mean([row.seconds for row in self.rows]))
 
 
@@ -75,7 +75,7 @@ class Series:
 
     @property
     def computed(self) -> tuple[Point, ...]:
-        """Returns the points that have at least one seed."""
+        """Returns the points that have the result of at least one seed."""
         return tuple(point for point in self.points if point.rows)
 
 
@@ -138,7 +138,7 @@ CAPTION_CONSTANTS = (
 )  # fmt: skip
 
 MANY = 1_000  # switches
-NEXT_LINE = 1.3  # factor of regret from one line of text to the next
+NEXT_LINE = 1.3  # names beside points are at least this factor of regret apart
 
 # Curves of one colour differ by their markers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")

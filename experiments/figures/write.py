@@ -29,7 +29,7 @@ PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 def write(
     figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes all files of a figure and returns its manifest. `about` says how it was computed."""
+    """Writes all files of a figure. Returns its manifest, to which `about` is added."""
     stem = folder / figure.name
     bands = [
         {"curve": curve.line.label, "x": float(x)}
@@ -160,7 +160,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The figures to make in a folder with seeds 0..seeds-1. `force` recomputes finished ones."""
+    """The figures to make in a folder, with seeds 0..seeds-1. `force` makes finished ones again."""
 
     figures: tuple[Figure, ...]
     seeds: int
