@@ -3,24 +3,25 @@
 The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
 learner receives private sums of visits and transitions. It also receives private sums of all losses
 (UC-O-REPS, full information) or only the noisy losses of the episode (UOB-LBPS, bandit feedback).
-Regret is exact (Eq. 2.2) and uses no realised loss. At checkpoint k it is sum_{i<=k} <q^{P,pi_i},
-l_i> minus the least loss of any fixed policy on l_1 + ... + l_k, found by backward induction.
+Regret is exact (Eq. 2.2): it is computed from policies, not from played episodes. At checkpoint k
+it is sum_{i<=k} <q^{P,pi_i}, l_i>, with the occupancy measure q^{P,pi} of policy pi, minus the
+least loss of any fixed policy on l_1 + ... + l_k, found by backward induction.
 
 Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary Mechanism for counts,
-its variant of Algorithm 4 for full-information losses, and plain noise for bandit losses (Lemma
-5.6). There are two calibrations.
+the variant of it in Algorithm 4 for full-information losses, and plain noise for bandit losses
+(Lemma 5.6). There are two calibrations.
 
 `paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
-its levels. This noise does not give the stated epsilon (docs/corrections.md). The true epsilon is
-Delta_1 / (3H) times as large, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under full
-information (XA counts the pairs).
+its number of levels. This noise does not give the stated epsilon (docs/corrections.md). The true
+epsilon is Delta_1 / (3H) times as large, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under
+full information (XA is the number of pairs).
 
 `correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Counts and losses each
 get the least noise for their sensitivity (Laplace or analytic Gaussian). Together they compose to
 (epsilon, beta)-DP.
 
-Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose):
-"LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
+Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose). The
+purposes are "LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 def run(case: Case) -> SeedResult:
-    """Runs one algorithm for K episodes. A learner not below `uniform_regret` learned nothing."""
+    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows that it learned."""
     started = time.perf_counter()
     here = world(case)
     layers, P, losses = here.layers, here.P, adversary_losses(case, here)
@@ -172,7 +173,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one release. If `summed`, a central agent uses a tree."""
+    """Returns the noise of one draw, which is larger for the tree of central sums (`summed`)."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"
@@ -188,14 +189,14 @@ def _noise(
 def _sums(
     case: Case, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
 ) -> BinaryMechanism | LocalPrivatizer:
-    """Returns the private running sums of K - 1 arrays of this size."""
+    """Returns an object that keeps private running sums of K - 1 arrays of this size."""
     if case.privacy == "central":
         return BinaryMechanism(case.K - 1, (size,), noise, generator, variant=variant)
     return LocalPrivatizer((size,), noise, generator)
 
 
 class Channel:
-    """The Privatizer of a case: noise on the cells that exist (not on padding), and its precision.
+    """The Privatizer of a case. It adds noise to cells that exist, not to padding; E bounds it.
 
     N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Under full information the
     losses form a stream of sums; under bandit feedback each episode's losses get their own noise.
@@ -225,7 +226,7 @@ class Channel:
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
     def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """Returns noisy N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) after one more episode, and E."""
+        """Adds an episode; returns noisy N(x,a,x') (H, W, A, W), noisy N(x,a) (H, W, A), and E."""
         layers, pairs = self._layers, self._layers.pair_count
         self._t += 1
         sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))
@@ -235,13 +236,16 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns E of Assumption 2.3 at t. With probability 1 - 2 delta, it holds for all t."""
+        """Returns the bound E of Assumption 2.3 at t.
+
+        With probability 1 - 2 delta, the error of the counts stays within E at every t.
+        """
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
 
     def losses(self, loss: FloatArray) -> FloatArray:
-        """Returns noisy sums L(x,a) after one more episode, or l~ of one with bandit feedback."""
+        """Adds an episode; returns noisy sums L(x,a) or, with bandit feedback, its noisy losses."""
         array = np.zeros(self._layers.pairs.shape)
         array[self._layers.pairs] = self._privatize_losses(loss[self._layers.pairs])
         return array

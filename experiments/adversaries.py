@@ -1,6 +1,6 @@
 """Cases of adversarial runs: algorithm and guarantee, the layered MDP, and the losses.
 
-The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. Such an
+The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. Any other
 environment is the same for every seed, and is unrolled in time: the same state at two steps becomes
 two states.
 """
@@ -34,10 +34,10 @@ PHASES = 4
 class Case:
     """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records its fields.
 
-    The algorithm `uniform` plays actions at random. `scale` multiplies beta of Eq. 3.1 (the paper
-    has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of Eq. 4.1
-    that UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are for any
-    other environment. `own` is an environment that is a Python object. Raises LocalError
+    The algorithm `uniform` plays actions at random. `scale` multiplies the width beta of Eq. 3.1
+    (paper 004 has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of
+    Eq. 4.1 that UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are
+    for any other environment. `own` is the environment if it is a Python object. Raises LocalError
     ``invalid-spec`` if a name is unknown or a number out of range.
     """
 
@@ -69,13 +69,13 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """Returns whether the learner sees all losses (full information), not only its own."""
+        """Returns whether the learner sees all losses (full information), or only its own."""
         return self.name == "uc-o-reps"
 
 
 @dataclass(frozen=True, slots=True)
 class LayeredWorld:
-    """A layered MDP: transitions P (H, W, A, W), mean rewards r (H, W, A).
+    """A layered MDP of width W: transitions P (H, W, A, W), mean rewards r (H, W, A).
 
     `decisions` (H, W, A) are the pairs that can have a loss: all except those of a first layer that
     only draws the start.

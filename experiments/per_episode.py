@@ -136,7 +136,7 @@ def checked(
     constants: str,
     options: Mapping[str, Option],
 ) -> tuple[Bonus, NoiseLevels]:
-    """Returns bonus and noise of a learner. Raises LocalError ``invalid-spec`` as `run` does."""
+    """Returns a learner's bonus and noise. Raises LocalError ``invalid-spec`` as `run` does."""
     if constants not in CONSTANTS:
         known = ", ".join(CONSTANTS)
         raise LocalError("invalid-spec", f"there are no constants {constants!r}; known: {known}")
@@ -156,7 +156,7 @@ def checked(
 
 
 def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[FloatArray, int]:
-    """Runs the loops. Writes the last policy to ``policy``; returns regret at points, switches."""
+    """Writes the last policy to ``policy``; returns regret at ``points`` and the switch count."""
     try:
         # Imported here because numba is an optional dependency.
         from riffle.coordinator.learning import ucbvi  # noqa: PLC0415
@@ -181,7 +181,7 @@ def _run_compiled(setting: Setting, points: Ints, policy: PolicyArray) -> tuple[
     exploration = ucbvi.Exploration(kind, bonus.bonus_scale, bonus.noise_scale, least, iota)
     work = ucbvi.Work.of(mdp.sizes.X, mdp.r.size)
     counters = layout_of(mdp.sizes, setting.calibration).counters
-    log_term = math.log(2.0 * counters * setting.K / DELTA)  # in E of Assumption 4 of 000
+    log_term = math.log(2.0 * counters * setting.K / DELTA)  # in the bound E of 000, Assumption 4
     privacy = ucbvi.Privacy(
         local=setting.trust == "local",
         separate_visits=setting.calibration == "paper",

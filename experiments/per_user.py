@@ -1,9 +1,9 @@
 """Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Each report is made by the node's own code. Draws are keyed by (run, batch, slot), like those of the
-services' test entry point. So a networked run with the same spec, run id and test seed has the same
-private counts in each batch, whatever the order in which reports arrive. The simulation needs no
-transition probabilities, so it can run every environment of a node. Its time grows with K.
+Each report is made by the node's own code. Draws are keyed by (run, batch, slot), like those of a
+seeded run over the network. So a networked run with the same spec, run id and test seed has the
+same private counts in each batch, whatever the order in which reports arrive. The simulation needs
+no transition probabilities, so it can run every environment of a node. The time grows with K.
 
 Seed 0 uses the spec's own seeds: the services would do the same run with this spec and run id. Seed
 s adds s to the spec's seeds.
@@ -40,7 +40,7 @@ NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
-"""Number of users between two calls of ``on_users``, which gets that number."""
+"""Users between two calls of ``on_users``, which gets the number of users done since the last."""
 
 
 class Users:
@@ -59,7 +59,7 @@ class Users:
         self._on_users = on_users
 
     def report(self, batch: BatchDescriptor, slot: int) -> Report:
-        """Returns the symbols of the report by the user in a given slot of a batch."""
+        """Returns the report of the user in a given slot of a batch, as symbols."""
         episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1
         if episode is not None:
@@ -79,7 +79,7 @@ class Users:
 
     @property
     def reward_mean(self) -> float | None:
-        """The mean number of reward bits of 1 in an episode that did not fail, or None."""
+        """The mean sum of reward bits of an episode that did not fail; None if all failed."""
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 
@@ -132,7 +132,7 @@ def batch_histogram(descriptor: BatchDescriptor, users: Users) -> Ints:
     return add_noise(descriptor, histogram)
 
 
-RUN_ID = "0" * 32  # this id keys the draws if the spec has no test seed
+RUN_ID = "0" * 32  # this id keys the draws if the spec has no run id
 
 
 def run_seed(

@@ -37,9 +37,9 @@ AUTO = "auto"
 class Preset:
     """A run, its environment's parameters, the number of nodes, and learners from files.
 
-    ``learners`` maps names to ``path/file.py:Class``. ``because``: why `AUTO` chose the learner. In
-    simulations, learner and environment may also be Python objects: ``own_learner`` is a class, and
-    ``own_environment`` is an environment, or a function or class that makes one.
+    ``learners`` maps names to ``path/file.py:Class``. ``because`` says why `AUTO` chose the
+    learner. In simulations, learner and environment may also be Python objects: ``own_learner`` is
+    a class, and ``own_environment`` is an environment, or a function or class that makes one.
     """
 
     spec: RunSpec
@@ -51,7 +51,7 @@ class Preset:
     own_environment: object = None
 
     def make(self) -> Environment:
-        """Makes a fresh environment; raises errors of `node_client.environments.registry.make`."""
+        """Makes a fresh environment. Raises as `node_client.environments.registry.make` does."""
         own = self.own_environment
         return make(self.spec.environment if own is None else own, **self.environment)
 
@@ -108,10 +108,10 @@ def customize(
     """Returns a preset with another learner, environment, or fields of the spec.
 
     Sizes, rewards, start and declared structure come from the environment itself. With the papers'
-    constants, nothing counts as declared. ``parameters`` are the environment's. ``options`` replace
-    constants of the learner; the options ``homogeneous`` and ``support`` change the declaration.
-    ``changes`` are fields of the spec, and None leaves a field as it is. A learner or environment
-    may be in a file, as ``path/file.py:name``, or a Python object.
+    constants, nothing counts as declared. ``parameters`` are for the environment. ``options``
+    replace constants of the learner; the options ``homogeneous`` and ``support`` change the
+    declaration. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
+    environment may be in a file, as ``path/file.py:name``, or a Python object.
 
     Raises ValueError if a value is out of range (the message names the field), and LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.
@@ -153,7 +153,7 @@ def customize(
 
 
 def label_of(part: object) -> str:
-    """Returns a short name for a learner or an environment: a name, a reference, or an object."""
+    """Returns a short name for a learner or environment: a name, a file reference or an object."""
     if isinstance(part, str):
         return plugins.short_name(part) if plugins.is_file_reference(part) else part
     named = getattr(part, "__name__", None) or type(part).__name__
@@ -161,7 +161,7 @@ def label_of(part: object) -> str:
 
 
 def _pair(item: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:  # noqa: ANN401
-    """Returns an environment or learner, and the parameters that it has if it comes in a pair."""
+    """Returns the environment or learner, and its parameters if ``item`` is a pair with them."""
     code, parameters = item if isinstance(item, tuple) else (item, {})
     if isinstance(code, str) and plugins.is_file_reference(code):
         code = absolute(code)
@@ -184,7 +184,7 @@ def labelled(items: Any) -> dict[str, tuple[Any, tuple[tuple[str, Any], ...]]]: 
 
 
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns an environment's id and parameters. The id leaves out a file's folder."""
+    """Returns an environment's id and parameters. A file's folder is a parameter, not in the id."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not isinstance(reference, str) or not plugins.is_file_reference(reference):

@@ -107,7 +107,7 @@ def share(flags: list[bool | None]) -> float | None:
 
 
 def stack(bands: list[Band]) -> Band:
-    """Joins the bands of single numbers into one band."""
+    """Joins c bands, each of a single number, into one band (c,)."""
     return Band(
         *(np.array([getattr(band, name) for band in bands]) for name in Band.__dataclass_fields__)
     )
@@ -117,13 +117,13 @@ def stack(bands: list[Band]) -> Band:
 class SeedResult:
     """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
-    `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`:
-    an optimal policy is active at the end. `eliminated`: some policy is not active. Both flags are
-    None for learners without an active set. If the environment's probabilities are unknown, regret
-    and values are NaN. For the learners of paper 004, values are NaN, too. Only these learners have
-    `uniform_regret`, the regret of uniform play. They have no `policy_switches`, because they
-    change policy in every episode. `reward_mean`, `episodes_failed` and `first_failure` are set
-    only in runs user by user (`per_user`).
+    `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`
+    says that an optimal policy is active at the end, and `eliminated` that some policy is not. Both
+    flags are None for learners without an active set. If the environment's probabilities are
+    unknown, regret and values are NaN. For the learners of paper 004, values are NaN, too. Only
+    these learners have `uniform_regret`, the regret of uniform play. They have no
+    `policy_switches`, because they change policy in every episode. `reward_mean`, `episodes_failed`
+    and `first_failure` are set only in runs user by user (`per_user`).
     """
 
     seed: int

@@ -239,9 +239,9 @@ def simulate(
     """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1.
 
     ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
-    ``workers`` processes run the seeds, by default one process for each core. As on the services,
-    the learner uses the structure that the environment declares. An environment without known
-    probabilities is simulated user by user. Its results have no regret.
+    ``workers`` processes run the seeds, by default one process for each core. With practical
+    constants, the learner uses the structure that the environment declares. An environment without
+    known probabilities is simulated user by user. Its results have no regret.
 
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
     too small for the guarantee. The message names the value and says what to change.
@@ -314,10 +314,10 @@ def sweep(
     """Simulates every combination of environments, learners, epsilons, episodes and trust models.
 
     Each argument is as for `simulate`, or a list of such arguments. A dictionary of environments or
-    learners gives them labels. ``out`` is a folder that stores each finished run. So a repeated
-    call goes on after an interruption, and calls share runs. ``address`` is the scheduler of a Dask
-    cluster that computes the runs. Raises the errors of `simulate`, but a batch that is too small
-    for the guarantee is only a gap in the table.
+    learners gives them labels. ``out`` is a folder that stores each finished run: a repeated call
+    goes on after an interruption, and calls with one folder share runs. ``address`` is the
+    scheduler of a Dask cluster that computes the runs. Raises the errors of `simulate`, but a batch
+    that is too small for the guarantee is only a gap in the table.
     """
     figure = grid(env, learner, epsilon, episodes, trust, beta)
     jobs = [(run, seed) for run in figure.runs for seed in _seeds(seeds)]
@@ -341,7 +341,7 @@ def grid(
     *,
     exact: bool = True,
 ) -> Figure:
-    """Returns a sweep as a figure against epsilon, K or time: the first that has several values.
+    """Returns a sweep as a figure: against epsilon if it has several, else K if several, else time.
 
     Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
     """

@@ -1,12 +1,12 @@
 """Simulates a population exactly by its counts, so a batch takes the same time for any n.
 
 Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
-drawn multinomially from the mixture, start states from d1. At every step, given how many users of
-policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit depends
-only on (x, a), so the sum of the bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n
-users' noise, or of the coordinator's draw (`noisy_counts`); in the shuffle model it is Binomial(n *
-bits, p). So the result has exactly the law of n users, unless a report's noise overflows its
-padding. The accountant includes the probability of an overflow in beta.
+drawn multinomially from the mixture, start states from their law d1. At every step, given how many
+users of policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit
+depends only on (x, a), so the sum of the bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the
+law of n users' noise, or of the coordinator's draw (`noisy_counts`); in the shuffle model,
+Binomial(n * bits, p). So the result has exactly the law of n users, unless a report's noise
+overflows its padding. The accountant includes the probability of an overflow in beta.
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -45,7 +45,7 @@ Calibrate = Callable[[CounterLayout, int], Mechanism]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished simulated run. `messages` is the sum of n L over its batches."""
+    """A finished simulated run. `messages` is the sum of n * L over its batches."""
 
     learner: Learner
     deployments: list[Deployment]

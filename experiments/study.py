@@ -107,7 +107,7 @@ def check(chosen: Preset) -> None:
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the calibration of every batch of a spec. `pe` is not private and adds no noise."""
+    """Returns the function that calibrates batches. `pe` is not private and adds no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":

@@ -4,8 +4,8 @@ A job is a (`Run`, seed). The seed keys its draws, so every backend and every or
 the same results. Long runs start first, so that all cores finish at about the same time. `Rows`
 holds the results: one line of JSON for each job, appended when the job ends. A row names the code
 that made it, and a sweep refuses to mix rows of different code. If a crash cut the last line short,
-the line is dropped and its job runs again. The caller's own code is part of a run's key, as it was
-loaded. A worker that would run any other version refuses the job.
+the line is dropped and its job runs again. A run's key depends on the caller's own code as it was
+loaded, and a worker that has another version of this code refuses the job.
 
 joblib runs the jobs, because its processes need no main guard and accept classes that a notebook
 defines.
@@ -56,8 +56,8 @@ class Run:
     """A run without its seed. epsilon is None without privacy; `options` are for the learner.
 
     Learner and environment are names, references to files, or Python objects. With `declared`, the
-    learner uses the structure that the environment declares, as on the services; the papers'
-    learners know of no structure.
+    learner uses the structure that the environment declares, as on the services. Without it, the
+    learner knows of no structure, like the papers' learners.
     """
 
     learner: str | Constructor
@@ -90,7 +90,7 @@ class Run:
     def own_code(self) -> str:
         """Returns a digest of learner and environment, or "" if both are known names.
 
-        An environment counts by its MDP, or without one by its code.
+        The digest covers an environment's MDP or, if the MDP is not known, its code.
         """
         code = [_code(part) for part in (self.learner, self.environment)]
         if code[1] is not None:
@@ -131,7 +131,7 @@ class Run:
 
 
 _LOADED = set[str]()
-"""The own code that this process has loaded."""
+"""The digests (`Run.own`) of callers' code that this process has loaded."""
 
 
 def _code(part: object) -> object:
@@ -238,7 +238,7 @@ class Backend:
 
 
 def compute(run: Run, seed: int) -> SeedResult:
-    """Computes a run with one seed: by population, or user by user if the MDP is not known.
+    """Computes a run with one seed: by population or, if the MDP is not known, user by user.
 
     Raises:
         RiffleError, ValueError: the run is refused (unknown learner, batch too small).
