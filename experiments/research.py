@@ -366,7 +366,7 @@ def grid(
         for model, fixed in product(models, Ks if by_epsilon else (None,)):
             at = product(budgets, Ks if fixed is None else (fixed,))
             runs = tuple(replace(run, epsilon=e, K=K, trust=model) for e, K in at)
-            chosen, *_ = [run.chosen for run in runs]  # makes all, to check all
+            chosen, *_ = [run.chosen for run in runs]  # makes all presets, to check them
             check(chosen)
             if exact and not isinstance(chosen.make(), Modelled):
                 text = "a sweep compares regret, but this environment shows no probabilities"

@@ -147,7 +147,7 @@ def _digest(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The result of one seed of one run. If it has no result, `reason` says why."""
+    """The result of one seed of one run. If there is no result, `reason` says why."""
 
     key: str
     seed: int
@@ -276,9 +276,9 @@ def execute(key: str, job: Job) -> Row:
 def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
     """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    Raises LocalError ``wrong-state`` if the rows, or the cluster's workers, are of other code than
-    this process, and LocalError ``unavailable`` if a package is missing or the Dask scheduler does
-    not answer.
+    Raises LocalError ``wrong-state`` if the rows were made by other code than this process has, or
+    if a worker has other code, and LocalError ``unavailable`` if a package is missing or the Dask
+    scheduler does not answer.
     """
     # This process makes the keys: a worker cannot read the source of a notebook's class.
     keys = {id(run): run.key for run, _ in jobs}

@@ -232,7 +232,7 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 
 
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
-    """Returns the smallest n whose reports need at most max_messages messages; None above 10^12.
+    """Returns the smallest n with at most max_messages messages a report; None if above 10^12.
 
     A report gets shorter as n grows, except for jumps of about one slot. The returned n suffices.
     Every smaller n that the bisection tried is too small.

@@ -134,7 +134,7 @@ def round_down(losses: Losses, delta: float) -> GridLosses:
 
 
 def binned(index: NDArray[np.int64], weight: FloatArray, size: int) -> FloatArray:
-    """Returns the sums of weight by index, as an array of this size."""
+    """Returns, for each index below ``size``, the sum of its weights."""
     return np.bincount(index, weight, size).astype(np.float64)
 
 

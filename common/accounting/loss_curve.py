@@ -181,7 +181,7 @@ class Curve:
         return overflow * math.exp(epsilon) - finite
 
     def _first_past(self, delta: float, overflow: float) -> int:
-        """Returns the index of the first loss where `_total` is low enough or no longer falls.
+        """Returns the index of the first loss where `_total` is at most delta or no longer falls.
 
         `_total` is convex in t, so along ascending losses the condition is false, then true, and
         bisection finds the change. The last loss always satisfies it: no finite loss is beyond.

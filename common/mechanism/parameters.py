@@ -214,7 +214,7 @@ def check_fraction(dishonest_fraction: float) -> None:
 
 
 def honest_reports(n: int, dishonest_fraction: float) -> int:
-    """Returns how many of n reports have noise that counts: n - floor(dishonest_fraction n).
+    """Returns how many of n reports count as honest: n - floor(dishonest_fraction * n).
 
     The fraction is read as the shortest decimal that gives the same double, and the product is
     exact, so all roles agree: 0.3 of 10 is 3, although the double 0.3 is below 3/10.

@@ -32,7 +32,7 @@ KEYS_AT_ONCE = 1 << 16
 
 
 def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
-    """Returns one user's noise: an index for every 1 among ``bits`` Bernoulli(p) bits per counter.
+    """Returns one user's noise: for every noise bit that is 1, the index of the bit's counter.
 
     The indices are in ascending order.
     """

@@ -106,7 +106,7 @@ def may_report(barred_until: int, epoch: Epoch | None) -> bool:
 
     ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
     next report is always in a later epoch. So neither a clock that goes back nor a change of the
-    epochs' length lets anybody report twice in the same time.
+    epochs' length lets anybody report in two epochs that overlap.
     """
     return not barred_until or (epoch is not None and barred_until <= epoch.start)
 
@@ -146,7 +146,7 @@ class NoiseDocument(Document):
                 return cls(kind="laplace", bits=1, p_numerator=numerator, p_log2=32)
 
     def noise(self) -> BatchNoise:
-        """Returns the noise; raises ValueError if the numbers do not suit its kind."""
+        """Returns the noise; raises ValueError if the numbers do not suit the kind."""
         noise: BatchNoise
         match self.kind:
             case "bernoulli":
@@ -357,7 +357,7 @@ class Context:
 
     @property
     def mask_info(self) -> bytes:
-        """The HKDF ``info`` of a mask in a summed batch; the report's own key is appended."""
+        """The HKDF ``info`` of a mask in a summed batch; the report's key E is appended."""
         return LABEL_MASK + self.digest
 
     @property

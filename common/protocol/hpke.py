@@ -28,7 +28,7 @@ class OpenError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """An X25519 key pair as raw 32-byte strings; no repr shows the private half."""
+    """An X25519 key pair as raw 32-byte strings. The repr hides the private key."""
 
     private: bytes = field(repr=False)
     public: bytes

@@ -79,7 +79,7 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
 
 
 def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> BatchEvent:
-    """Returns a batch's event for the accountant, at a given dishonest fraction."""
+    """Returns what the accountant needs to know of a batch, for a given dishonest fraction."""
     return BatchEvent(
         descriptor.batch_noise,
         descriptor.padding,
@@ -92,7 +92,7 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 
 
 def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEvent:
-    """Returns a batch's event for the accountant, at the required dishonest fraction.
+    """Returns what the accountant needs to know of a batch, for the required dishonest fraction.
 
     If one owner may hold a larger share of the batch, the fraction is that share, so that no single
     owner can weaken the guarantee.

@@ -190,7 +190,7 @@ class Conservation(Document):
 
 
 class Acknowledgement(Document):
-    """The analyzer has durably counted these messages, so the shuffler may erase them.
+    """A notice that the analyzer has durably counted a batch, so the shuffler may erase it.
 
     ``failed`` lists messages that did not open, or named no counter, by their places in the order
     of the hand-over. The list is the coordinator's unproven claim.

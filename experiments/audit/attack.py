@@ -13,7 +13,7 @@ permutation that does not move the first report.
 
 **From scores to bounds.** (epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E,
 where P and Q are the laws of the views of the two populations, in either order. A score is large
-where P is likelier. Its events are "score >= t", and "score <= t" with P and Q exchanged. One
+where P is likelier. The events are "score >= t", and "score <= t" with P and Q exchanged. One
 sample chooses the event with the largest bound. A fresh sample gives Clopper-Pearson bounds: p
 below P(E), and q above Q(E). Then
 

@@ -2,12 +2,12 @@
 
 An observer sees every report's size, time and place in the order. Here the observer gets more than
 a network would show: how long it took to make each report, from episode to frame, measured in the
-process itself. A fair coin gives each user one of two episodes that differ as much as possible: all
-in the first state with every reward 1, or all in the last state without rewards. The observer knows
-the data of the first third of the batch and fits rules to them. Each feature gives a rule: guess
-the data that was more frequent in the decile of its value. Fisher's linear discriminant on all
-features is one more rule. The second third chooses the rule that guesses best, and the last third
-tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
+process itself. A fair coin gives each user one of two episodes that differ as much as possible: one
+stays in the first state with every reward 1, the other stays in the last state without rewards. The
+observer knows the data of the first third of the batch and fits rules to them. Each feature gives a
+rule: guess the data that was more frequent in the decile of its value. Fisher's linear discriminant
+on all features is one more rule. The second third chooses the rule that guesses best, and the last
+third tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
 
 Reports have real seals. With ``padded`` false, the same code runs without padding. This shows
 whether the observer can see anything at all.

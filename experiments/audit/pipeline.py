@@ -6,8 +6,8 @@ Noise and permutation come from the system's CSPRNG unless the setting is seeded
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not
 rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced. Sizes, framing,
-batching and opening stay the product's. `attack.agreement` runs some trials with real HPKE seals
-too, and tests that their scores have the same distribution.
+batching and opening stay as in the product. `attack.agreement` runs some trials with real HPKE
+seals too, and tests that their scores have the same distribution.
 """
 
 import asyncio

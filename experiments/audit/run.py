@@ -23,7 +23,7 @@ ERROR = 0.01
 AGREEMENT_LEVEL = 1e-6
 
 TRIALS: dict[Encoding, int] = {"riffle": 30_000, "paper-numbers": 100_000, "one-envelope": 5_000}
-"""Fresh trials per population. They take about a minute; half as many more choose thresholds."""
+"""Fresh trials per population, which take about a minute. Half as many tuning trials come first."""
 
 LEAST_TRIALS, MOST_TRIALS = 100, 10**9
 

@@ -44,7 +44,7 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A learner in the figures: colour C0..C9 by family, dashes for the papers' noise.
+    """A learner in the figures, with the number of its colour (0 to 9) and its dashes.
 
     Lines with the same `panel` share axes. Their labels end with the panel's name. `world` is the
     environment's label, if the caller gave one.
@@ -130,7 +130,7 @@ HOMOGENEOUS = replace(
 )
 RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
 UNIFORM = Line("uniform play", "uniform", 5, "correct", options=(("privacy", "none"),), dashes="-.")
-BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines above LARGE_K
+BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines with points above LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:

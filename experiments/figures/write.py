@@ -190,7 +190,7 @@ def make(
 ) -> list[dict[str, Any]]:
     """Computes and writes an order's figures. `on_start` gets the number of jobs left.
 
-    Raises LocalError ``wrong-state`` if the folder has finished figures, or results of other code.
+    Raises LocalError ``wrong-state`` if the folder has finished figures or other code's results.
     """
     names = [figure.name for figure in order.figures]
     existing = [name for name in names if (order.folder / f"{name}.json").exists()]
