@@ -1,8 +1,8 @@
-"""Cases of adversarial runs: algorithm and guarantee, the layered MDP, and the losses.
+"""Cases of adversarial runs. A case sets algorithm, guarantee, layered MDP and losses.
 
-The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. Any other
-environment is the same for every seed, and is unrolled in time: the same state at two steps becomes
-two states.
+The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. The
+latter is the same for every seed, and is unrolled in time: the same state at two steps becomes two
+states.
 """
 
 from dataclasses import dataclass, fields

@@ -1,6 +1,7 @@
 """The accountant: the guarantee of one batch (`account`).
 
-Every role runs `account` on each descriptor that it gets, and trusts no number that others send.
+Every role runs `account` on each descriptor that it gets, and trusts no guarantee that others
+claim.
 
 **Neighbours.** A user is one person who gives one episode, in one report. Two populations of n
 reports are neighbours if one user's report differs between them ("replace one user"). The number of

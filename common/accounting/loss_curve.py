@@ -6,8 +6,8 @@ distributions. So the loss is a sum of independent losses, `cells` of them up an
 (`binomial`). Fewer moves are a post-processing of `cells` moves each way, so they are covered.
 
 Both directions. For a mechanism M, neighbours D and D', and any set E, delta must bound Pr[M(D) in
-E] - e^epsilon Pr[M(D') in E] and the same with D and D' exchanged. The exchange turns every move up
-into a move down, and the reverse. `cells` of each remain, so the two directions have the same loss
+E] - e^epsilon Pr[M(D') in E], also with D and D' exchanged. The exchange turns every move up into a
+move down, and the reverse. `cells` of each remain, so the two directions have the same loss
 distribution, and one delta covers both. (A move up and a move down have different losses. So
 composing 2 * cells moves up, the default of some libraries, is wrong.)
 
