@@ -96,7 +96,7 @@ def create_app(
 def _make_app(
     settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
 ) -> FastAPI:
-    """Returns the app with its routes, and with the state that routes need before it starts."""
+    """Returns the app with its routes, and sets the state that does not need a running app."""
     inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
     app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner)
     app.add_exception_handler(SQLAlchemyError, _answer_store_failure)

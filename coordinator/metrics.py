@@ -1,8 +1,8 @@
 """The coordinator's metrics and journal. They show batches and sums, never single reports.
 
-Counters and histograms count the work of this process. Gauges are read from the store (`Census`).
-Every replica shows the same gauges, so over replicas take a gauge's maximum, not its sum. No label
-names a run or a batch.
+Counters and histograms count the work of this process. Gauges of runs, batches, messages and
+epsilon are read from the store (`Census`). Every replica shows the same numbers there, so over
+replicas take such a gauge's maximum, not its sum. No label names a run or a batch.
 
 The journal (`common.process.journal`) names no user, no lease of a slot and no node. Its field
 ``detail`` is one sentence about a run: the text of one of Riffle's own errors, which the run's
@@ -26,11 +26,11 @@ from riffle.coordinator.states import DeploymentState, RunState
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The numbers of runs, batches (by state) and messages, and the largest epsilon spent.
+    """The numbers of runs and batches by state, of messages, and the largest finite epsilon spent.
 
-    ``waiting`` counts runs that cannot go on now. ``seeded`` counts batches of the test entry;
-    their epsilon is unbounded. ``suspicious`` counts batches whose counts are very unlikely from
-    honest reports (`coordinator.batches.counts`).
+    ``waiting`` counts runs that cannot go on now. ``opened`` and ``failed`` count messages.
+    ``seeded`` counts batches whose epsilon is infinite, such as seeded ones. ``suspicious`` counts
+    batches whose counts are very unlikely from honest reports (`coordinator.batches.counts`).
     """
 
     runs: Mapping[str, int]

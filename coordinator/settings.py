@@ -22,7 +22,7 @@ from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""The seconds that a run lease lasts without `store_url`, when there is no other replica."""
+"""The seconds that a run lease lasts if `store_url` is not set: there is no other replica then."""
 
 
 class Settings(ServerSettings):

@@ -136,11 +136,11 @@ class RunSpec(Document):
 
     @property
     def sizes(self) -> Sizes:
-        """The numbers X of states, A of actions and H of steps."""
+        """The number of states X, of actions A and of steps H."""
         return Sizes(X=self.states, A=self.actions, H=self.horizon)
 
     def layout(self, layer: int | None = None) -> CounterLayout:
-        """Returns the counters of a batch of one layer or, by default, of all."""
+        """Returns the counters of a batch that counts step ``layer`` or, by default, all steps."""
         return CounterLayout(self.sizes, self.families, layer, self.support)
 
     @property
@@ -175,7 +175,8 @@ def declaring(
 class ManualDeployment(Document):
     """A policy (H, X), or policies (M, H, X) with probabilities, to run for n episodes.
 
-    ``step`` is the number of earlier deployments. With ``step``, a retry is safe.
+    ``step`` is the number of earlier deployments, reissues not counted. A request that gives
+    ``step`` can be repeated and still deploys only once.
     """
 
     policy: PolicyRows | None = None
@@ -240,8 +241,8 @@ DocumentType = TypeVar("DocumentType", bound=Document)
 def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
     """Parses a request's body strictly.
 
-    Raises RemoteError ``malformed`` if the body is not JSON, or ``invalid-spec``, which names the
-    wrong field.
+    Raises RemoteError ``malformed`` if the body is not JSON. Raises RemoteError ``invalid-spec``,
+    which names the field, if a field is wrong.
     """
     try:
         return kind.model_validate_json(body)

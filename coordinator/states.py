@@ -1,7 +1,7 @@
 """The states of a run, a deployment and an analyzer key: one table each.
 
 A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
-If the next state is the present state, the event is a repetition and changes nothing.
+Two kinds of events keep the state: an acknowledgement, and the repetition of a key's last event.
 
 A deployment is
 
@@ -9,9 +9,9 @@ A deployment is
 - open: the shuffler has it and takes reports;
 - sealed: it holds n distinct reports;
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
-- rejected: too many reports were dishonest, or the counts of a sum are suspicious; its spend is
-  committed, but its counts are not used;
-- abandoned: given up or lost by the shuffler before it was opened, so it spent nothing.
+- rejected: too many reports were dishonest, or the counts of a batch of sums show lies; its spend
+  is committed, but its counts are not used;
+- abandoned: given up, or lost by the shuffler, before it was opened, so it spent nothing.
 
 The shuffler erases a counted or rejected batch only after the coordinator has acknowledged it.
 
@@ -22,11 +22,11 @@ An analyzer key is
 - expired: it opens only the batches that were issued under it;
 - erased: no unfinished batch needs it, and its private half is destroyed.
 
-A run lease is one holder's right to drive a run, under one fence: a number that grows with each
-holder. A lease is held for some time and then expires. The holder may still write under an expired
-lease, and renew it, until another holder (or the same one, after a restart) takes the run under the
-next fence. Then the first lease is lost for good. The store records no state of a lease, because
-the state follows from the fence and the time in the lease's row (`coordinator.store.transactions`).
+A run lease is one holder's right to drive a run. It has a fence: a number that grows by one with
+each new lease of the run. A lease is held for some time and then expires. Even then, its holder
+may write, and may renew the lease, until another holder takes the run under the next fence (or the
+same one, after a restart). Then the first lease is lost for good. The store records no state of a
+lease, because fence and time in the lease's row show the state (`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

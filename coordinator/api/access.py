@@ -1,4 +1,4 @@
-"""Dependencies of routes: the check of the caller's token, and the parts that routes call."""
+"""Dependencies of routes: the check of the caller's token, and the coordinator with its parts."""
 
 from operator import attrgetter
 from typing import Annotated
@@ -15,8 +15,8 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
-"""The limits of the operator's token: requests a second, and requests at the same time. Nobody
-sends reports here."""
+"""The limits of each token here: requests a second, and requests at the same time. Nobody sends
+reports to a coordinator."""
 
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

@@ -1,7 +1,7 @@
-"""The response models of the coordinator's API. Values refer to rewards scaled to [0, 1].
+"""The response models of the coordinator's API. Values of policies are for rewards in [0, 1].
 
-An unbounded epsilon, as of a seeded batch, is the string "Infinity", because JSON has no such
-number.
+An infinite epsilon, such as that of a seeded batch, is the string "Infinity", because JSON has no
+such number.
 """
 
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
-    """Base of all models. A field's value may be a record or an array with the field's content."""
+    """Base of all models. A record is accepted for a model, and an array for a list of numbers."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -67,7 +67,7 @@ class Runs(Answer):
 
 
 class Mixture(Answer):
-    """Policies (M, H, X) with integer weights over 2**32."""
+    """Policies (M, H, X) with integer weights that sum to 2**32."""
 
     policies: Nested
     weights: Annotated[list[int], _FROM_ARRAY]
@@ -78,8 +78,8 @@ class Noise(Answer):
     """The noise of a batch, by kind (`common.protocol.descriptor.NoiseDocument`).
 
     ``bernoulli``: each user adds ``bits`` bits to each counter, each 1 with probability p =
-    p_numerator / 2**p_log2. ``flips``: a user flips each bit with probability p. ``laplace``: p is
-    the ratio q of adjacent probabilities. ``binomial``: the noise is a sum of ``bits`` fair bits.
+    p_numerator / 2**p_log2. ``flips``: a user flips each bit with probability p. ``laplace``: noise
+    is symmetric, with Pr[z + 1] / Pr[z] = p for z >= 0. ``binomial``: it sums ``bits`` fair bits.
     """
 
     kind: NoiseKind
@@ -146,9 +146,9 @@ class Counts(Answer):
 class Spend(Answer):
     """The spend of a batch.
 
-    ``used`` is false if more reports were dishonest than promised, or if the counts of a sum are
-    suspicious. The fields from ``suspicious`` on are the result of the test for dishonest reports
-    (`coordinator.batches.counts`); they are null if the counts were not tested.
+    ``used`` is false if more reports were dishonest than promised, or if the counts of a batch of
+    sums show lies. The fields from ``suspicious`` on are the result of the test for dishonest
+    reports (`coordinator.batches.counts`); they are null if the counts were not tested.
     """
 
     deployment: int
@@ -235,8 +235,8 @@ class Stages(Answer):
 class BatchConservation(Answer):
     """A batch's messages, from the nodes' reports to the counts.
 
-    Once the batch is settled, opened + failed = n L, the number of messages that the shuffler
-    handed over.
+    Once the batch is counted or rejected, opened + failed = n L, the number of messages that the
+    shuffler handed over.
     """
 
     deployment: int
@@ -305,8 +305,8 @@ class History(Answer):
 class TrueValueCurve(Answer):
     """True values that an operator supplied (`coordinator.learning.true_values`), and regret.
 
-    Each list has one entry for each deployment that executed episodes. ``episodes`` and ``regret``
-    are cumulative.
+    Each list has one entry for each deployment that has a true value and executed episodes.
+    ``episodes`` and ``regret`` are cumulative.
     """
 
     optimal_value: float | None = Field(description="V*; null when nothing was supplied")

@@ -1,12 +1,12 @@
 """Routes that are not about runs: health, metrics, analyzer keys, and the page.
 
 Keys. To rotate the key, make a new one (pending), pin its public half at nodes and shuffler, and
-then activate it. The previous key still opens the batches issued under it. It is erased once the
-last of these batches is acknowledged. No private half leaves the coordinator.
+then activate it. The previous key still opens the batches issued under it. It is erased once each
+of these batches is acknowledged or abandoned. No private half leaves the coordinator.
 
-The page. It is one document with files of scripts and styles. It calls the REST routes with the
-operator's token, like any other client; its files are served without a token. The content security
-policy allows no inline code, no other origin, no frames and no HTML made from strings.
+The page. It is one HTML document, with scripts and styles in files of their own, all served without
+a token. Like any other client, it calls the REST routes with the operator's token. The content
+security policy allows no inline code, no other origin, no frames and no HTML made from strings.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
 def shared_readiness(
     parts: Coordinator, data_dir: Path
 ) -> monitoring.VersionedCache[models.Readiness]:
-    """Returns the answer of `readyz`. Anybody may ask, so it is computed at most once a second."""
+    """Returns a cache for `readyz`. Anybody may ask, so it computes at most one answer a second."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(

@@ -33,7 +33,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress. ``trouble`` is that of a driver in this replica, or None."""
+    """Presents a run and its progress. ``trouble`` is what this replica's driver says, or None."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     if progress["stage"]:
@@ -129,8 +129,8 @@ def conservation_model(
 ) -> models.RunConservation:
     """Presents what became of messages at both services, for each batch and in total.
 
-    At the shuffler, accepted = held + forwarded + dropped. For a settled batch, forwarded = opened
-    + failed = n L.
+    At the shuffler, accepted = held + forwarded + dropped. If the batch is counted or rejected,
+    forwarded = opened + failed = n L.
     """
     by_index = {spend.index: spend for spend in spends}
     batches = [
@@ -175,7 +175,11 @@ def _batch_conservation(
 def _balanced(
     expected: int, spend: LedgerRecord | None, record: Conservation | None
 ) -> bool | None:
-    """Returns whether both services' numbers add up and agree, or None without a ``record``."""
+    """Returns whether both services' numbers add up and agree.
+
+    Without the shuffler's ``record``, returns False if the coordinator's numbers do not add up,
+    else None.
+    """
     if spend is not None and spend.opened + spend.failed != expected:
         return False
     if record is None:

@@ -37,7 +37,7 @@ _TRUE_VALUES = {
 async def show_history(
     run_id: str, store: StorePart, after: Annotated[int, Query(ge=0, le=MAX_EXACT)] = 0
 ) -> models.History:
-    """Returns all events so far. To follow the run, read the stream from the last number on."""
+    """Returns the events so far. To go on, send the last number to the stream (Last-Event-ID)."""
     await in_thread(store.run, run_id)
     events = await in_thread(store.events, run_id, after)
     return models.History(events=events)
@@ -111,7 +111,7 @@ def _download(
 
 @router.post("/{run_id}/truth", status_code=204, openapi_extra={"requestBody": _TRUE_VALUES})
 async def supply_true_values(run_id: str, request: Request, store: StorePart) -> Response:
-    """Takes V* of a simulated environment and V of deployments; a repetition changes nothing."""
+    """Stores V* of a simulated environment and V of deployments. Repeated values change nothing."""
     supplied = read_document(TrueValueSpec, await read_body(request, MAX_TRUE_VALUES_BYTES))
     await in_thread(_supply, store, run_id, supplied)
     return Response(status_code=204)
@@ -131,7 +131,7 @@ def _supply(store: Store, run_id: str, supplied: TrueValueSpec) -> None:
 
 @router.get("/{run_id}/truth")
 async def show_true_values(run_id: str, store: StorePart) -> models.TrueValueCurve:
-    """Returns value and regret of deployments with true values, and bands over similar runs."""
+    """Returns true values and regret, with bands over runs that differ only in ids and seeds."""
     return await in_thread(_true_values, store, run_id)
 
 

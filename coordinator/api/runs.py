@@ -50,7 +50,7 @@ router = APIRouter(prefix="/v1/runs", dependencies=[OperatorOnly])
 async def create_run(
     request: Request, coordinator: CoordinatorPart, store: StorePart
 ) -> models.Run:
-    """Creates a run and starts it. The same run_id and spec again return the same run."""
+    """Creates a run and starts it. A repeated run_id with the same spec returns the same run."""
     spec = read_document(RunSpec, await read_body(request, MAX_JSON_BYTES))
     return await in_thread(_run, coordinator, store, await coordinator.create(spec))
 
@@ -102,7 +102,7 @@ async def current_deployment(
     wait: Wait = 0.0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> models.Deployment:
-    """Returns the newest deployment. With If-None-Match, waits for a newer one."""
+    """Returns the newest deployment. With If-None-Match, waits up to ``wait`` s for a newer one."""
     known = _known_index(if_none_match)
     row = await coordinator.newest_deployment(run_id, known, wait)
     if row is None:
@@ -178,7 +178,7 @@ async def show_conservation(
 ) -> models.RunConservation:
     """Returns what became of every message, batch by batch; asks the shuffler for its records.
 
-    ``first`` and ``limit`` select some deployments, for clients that ask often.
+    Clients that ask often can select deployments: ``limit`` at most, from index ``first`` on.
     """
     _, rows, spends = await in_thread(store.run_records, run_id)
     rows = rows[first : first + limit]
@@ -188,12 +188,12 @@ async def show_conservation(
 
 @router.get("/{run_id}/result")
 async def show_result(run_id: str, store: StorePart) -> models.Result:
-    """Returns the answer so far, its cost, and the time of its parts."""
+    """Returns the answer so far, the privacy that it cost, and the time that each step took."""
     return await in_thread(lambda: presentation.result_model(*store.run_records(run_id)))
 
 
 async def _known_run(run_id: str, store: StorePart) -> str:
-    """Looks the run up before the stream begins, while an error can still be the answer."""
+    """Looks the run up before the stream begins, so that an unknown run is answered with 404."""
     return (await in_thread(store.run, run_id)).id
 
 
@@ -210,7 +210,8 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
-        # Read before the events. A restored older store may lack the last event: end without it.
+        # Read before the events: if the run is over, its last event is among them. Only a restored
+        # older store may lack this event; then the stream ends without it.
         over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id
