@@ -1,4 +1,4 @@
-"""The coordinator's durable state: tables, records, queries, transactions; it decides nothing.
+"""The coordinator's durable state: its tables, records, queries and transactions.
 
 ``transactions.py`` has every transaction that writes, made of parts in ``writes.py``.
 ``queries.py`` has every read.

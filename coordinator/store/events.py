@@ -24,12 +24,12 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""Prefix of the notification that an operator stopped a run. Others have only the run's id."""
+"""Prefix of a notification that an operator stopped a run; all others are the run's id alone."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """Seconds until waiters read a shared store again, because a notification may be lost."""
 ALONE_RECHECK_SECONDS = 30.0
-"""Seconds until waiters read a store again that only this process writes to."""
+"""Seconds until waiters read the store again if only this process writes to it."""
 
 
 class ChangeSignals:

@@ -2,7 +2,7 @@
 
 The statements that drivers and followers execute at every turn are built only once. Building,
 compiling and executing a statement takes 0.8 ms; 0.6 ms of this is building and compiling.
-Parameters: ``run_id``, ``index``, ``after`` (an event's number).
+Their parameters are ``run_id``, ``index`` and ``after`` (an event's number).
 """
 
 import json
@@ -51,7 +51,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Selects deployments for which a driver has a step to do. Their keys are still needed."""
+    """Returns the condition for deployments that need a driver's step, and so their key."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge
@@ -89,7 +89,7 @@ SPENT = select(
 class Queries:
     """Reads runs, deployments, counts, ledger, stages, events. Methods block.
 
-    ``shared``: other processes may write to the store.
+    ``shared`` says whether other processes may write to the store.
     """
 
     def __init__(self, url: str, head: Head) -> None:
@@ -148,7 +148,7 @@ class Queries:
         return [deployment_record(row) for row in self._rows(DEPLOYMENTS, run_id=run_id)]
 
     def newest(self, run_id: str) -> DeploymentRecord | None:
-        """Returns a run's deployment of the highest index."""
+        """Returns a run's deployment with the highest index, if any."""
         rows = self._rows(NEWEST, run_id=run_id)
         return deployment_record(rows[0]) if rows else None
 
@@ -160,9 +160,9 @@ class Queries:
     def keys_in_use(self) -> set[str]:
         """Returns the analyzer's public keys of all batches that still need a step.
 
-        An expired key that is not among them will never be needed again. Every issue of a batch
-        checks, under the write lock, that its key is active. This read takes the same lock. So
-        every issue that found the key active has committed before this read.
+        An expired key that is not among them will never be needed again: a batch is only issued
+        under the write lock, after a check that the batch's key is active. This read takes the same
+        lock, so it sees every batch that was issued while an expired key was still active.
         """
         with self._writer.begin() as connection:
             descriptors = list(connection.execute(KEYS_IN_USE).scalars())
@@ -174,7 +174,7 @@ class Queries:
         return {row._mapping["index"]: unpack(row.histogram) for row in rows}
 
     def released(self, run_id: str, index: int) -> OpenedBatch | None:
-        """Returns the counts that `Store.release` committed; None after settlement."""
+        """Returns the counts that `Store.release` committed, if any; settlement deletes them."""
         with self._engine.connect() as connection:
             return read_released(connection, run_id, index)
 
@@ -194,7 +194,7 @@ class Queries:
         return self.run(run_id), self.deployments(run_id), self.ledger(run_id)
 
     def stages(self, run_id: str) -> list[dict[str, Any]]:
-        """Returns stage results in order, each with the deployment that ended it."""
+        """Returns stage results in order, each with the index of the stage's last deployment."""
         rows = self._rows(STAGES, run_id=run_id)
         return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
 
@@ -262,7 +262,7 @@ def read_deployment(connection: Connection, run_id: str, index: int) -> Deployme
 
 
 def read_released(connection: Connection, run_id: str, index: int) -> OpenedBatch | None:
-    """Reads the counts that `Store.release` committed; None before that and after settlement."""
+    """Reads the counts that `Store.release` committed, if any; settlement deletes them."""
     row = connection.execute(RELEASED, {"run_id": run_id, "index": index}).one_or_none()
     if row is None:
         return None

@@ -18,7 +18,7 @@ from riffle.coordinator.learning.learner import Deployment, LearnerSummary, Purp
 from riffle.coordinator.specs import RunSpec
 from riffle.coordinator.states import DeploymentEvent, DeploymentState, RunState
 
-if TYPE_CHECKING:  # commands print records without a database
+if TYPE_CHECKING:  # commands print records and need no SQLAlchemy
     from sqlalchemy import Row
 
 Timings = Mapping[str, float]
@@ -26,7 +26,7 @@ Timings = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A coordinator's name, and the seconds for which it holds a lease without renewing it."""
+    """A replica's name, and the seconds after which its run leases expire if not renewed."""
 
     name: str
     lease_seconds: float
@@ -34,7 +34,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RunLease:
-    """The right to drive a run. It is lost once the run's row in the store has another fence."""
+    """The right to drive a run. It is lost once the store has another fence for the run."""
 
     run_id: str
     fence: int
@@ -69,7 +69,7 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named``: positions of messages that failed; empty once the batch is acknowledged.
+    ``named`` has positions of failed messages, until the batch is acknowledged.
     """
 
     run_id: str
@@ -98,7 +98,7 @@ class DeploymentRecord:
 
     @property
     def executed(self) -> int:
-        """An upper bound on the episodes executed; regret, result and K count this number."""
+        """An upper bound on the episodes executed. Regret, results and the limit K use it."""
         return executed_at_most(self.state, self.n, self.episodes_executed)
 
     @property
@@ -109,7 +109,7 @@ class DeploymentRecord:
 
 
 def executed_at_most(state: DeploymentState, n: int, reported: int) -> int:
-    """Bounds the episodes executed for a deployment; ``reported`` is the shuffler's number."""
+    """Returns an upper bound on a deployment's episodes. ``reported`` is the shuffler's number."""
     full = state in ("sealed", "counted", "rejected")
     return max(reported, n if full else 0)
 

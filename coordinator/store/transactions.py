@@ -5,10 +5,10 @@ inside its transaction and raises before it writes. Methods block; callers run t
 
 Run leases. One replica at a time drives a run. A lease is a row with its holder, the time until
 which it is held, and a fence: a number that grows by one whenever a holder takes the run. Every
-transaction of a driver first checks the fence. A driver may be held up, by a pause or a cut
-network, until another driver has taken the run. Then it can change nothing any more. Its calls to
-the shuffler may still arrive, but a repeated call does no harm. If replicas' clocks differ by more
-than a lease lasts, runs move between replicas needlessly. Safety does not depend on clocks.
+transaction of a driver first checks the fence. Suppose that a pause or a cut network holds a driver
+up until another driver has taken the run. Then the late driver can change nothing any more. Its
+calls to the shuffler may still arrive, but a repeated call does no harm. If replicas' clocks differ
+by more than a lease lasts, runs move between replicas needlessly. Safety does not depend on clocks.
 """
 
 import json
@@ -45,8 +45,8 @@ FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).w
 class Store(queries.Queries):
     """The reads of `Queries`, and all transactions that write.
 
-    ``active_key`` returns the public key to which new batches must be sealed. With None, any key is
-    allowed.
+    ``active_key`` returns the public key to which new batches must be sealed. If ``active_key`` is
+    None, any key is allowed.
     """
 
     def __init__(self, url: str, head: Head, active_key: Callable[[], str] | None = None) -> None:
@@ -57,7 +57,7 @@ class Store(queries.Queries):
             JOURNAL.note("older-store-accepted", logging.ERROR)
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
-        """Passes on all replicas' notifications, for ever; see `common.server.database.listen`."""
+        """Calls ``on_change`` with all notifications, as `common.server.database.listen` does."""
         await listen(self._engine, on_change)
 
     def check(self) -> None:
@@ -76,7 +76,7 @@ class Store(queries.Queries):
         """Records a run with its first deployment, and leases it to ``holder`` until ``until``.
 
         Returns the lease, or None if the same run exists already. Raises RemoteError
-        ``wrong-state`` if the id's run has another spec, and the LocalErrors of
+        ``wrong-state`` if a run with this id has another spec. Also raises the LocalErrors of
         `writes.add_deployment`.
         """
         row = {"spec": spec.model_dump_json(), "state": "running", "message": "", "trouble": ""}
@@ -98,8 +98,9 @@ class Store(queries.Queries):
     def issue_manual(self, run_id: str, issue: Issue, now: float) -> DeploymentRecord:
         """Records a manual deployment.
 
-        Raises RemoteError ``wrong-state`` if the run is over, another deployment is under way or
-        the run's episodes are used up, and the LocalErrors of `writes.add_deployment`.
+        Raises RemoteError ``unknown-run``, or ``wrong-state`` if the run is over, if another
+        deployment is under way, or if too few episodes are left. Also raises the LocalErrors of
+        `writes.add_deployment`.
         """
         with self._for_good() as connection:
             run = queries.read_run(connection, run_id)
@@ -186,11 +187,11 @@ class Store(queries.Queries):
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
-        The privacy of the central workflow depends on this order: noise is drawn, committed here,
-        and only then seen by the learner, its errors, the log or others. Two draws on the same
-        counts would spend epsilon twice, so only the first committed draw is ever used. A crash
-        before the commit loses a draw that nobody has seen. After a later crash, the same draw is
-        read again. If two coordinators count the same batch, one of them gets the other's draw.
+        The privacy of trust ``central`` depends on this order: noise is drawn, the noisy counts are
+        committed here, and only then do the learner, the log or others see them. Two draws on the
+        same counts would spend epsilon twice, so only the first committed draw is ever used. A
+        crash before the commit loses a draw that nobody has seen. After a later crash, the same
+        draw is read again. If two replicas count the same batch, both use the first draw.
         """
         with self._driving(lease) as connection:
             first = queries.read_released(connection, lease.run_id, index)
@@ -203,8 +204,8 @@ class Store(queries.Queries):
         """Commits spend, counts, stage result, next deployment and events together.
 
         Raises LocalError ``wrong-state`` if the batch is settled already, or if the settlement has
-        a next step although the run is over, and the errors of `writes.add_deployment`. An error
-        changes nothing.
+        a next step although the run is over. Also raises the errors of `writes.add_deployment`. An
+        error changes nothing.
         """
         with self._driving(lease) as connection:
             run = queries.read_run(connection, lease.run_id)
@@ -216,7 +217,7 @@ class Store(queries.Queries):
     def abandon(
         self, lease: RunLease, index: int, episodes: int, step: NextStep, now: float
     ) -> None:
-        """Records that a batch was abandoned or lost uncounted, and takes the run's next step."""
+        """Records that a batch was given up or lost uncounted; takes the run's next step."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
@@ -231,7 +232,7 @@ class Store(queries.Queries):
             writes.move_deployment(connection, lease.run_id, index, "acknowledge", **values)
 
     def fail(self, lease: RunLease, message: str, now: float) -> None:
-        """Fails a run. Its driver then settles or abandons its batch.
+        """Fails a run. The driver then settles or abandons the run's batch.
 
         Raises LocalError ``wrong-state`` if the run is over.
         """
@@ -239,7 +240,7 @@ class Store(queries.Queries):
             writes.end_run(connection, lease.run_id, "fail", now, message)
 
     def record_trouble(self, lease: RunLease, trouble: str) -> None:
-        """Records for every replica why a run cannot go on; "" means that it can."""
+        """Records why a run cannot go on, so that every replica shows it; "" if it can."""
         with self._driving(lease) as connection:
             run = update(_runs).where(_runs.c.id == lease.run_id)
             connection.execute(run.values(trouble=trouble))
@@ -258,7 +259,7 @@ class Store(queries.Queries):
 
     @contextmanager
     def _for_good(self) -> Iterator[Connection]:
-        """Opens a transaction that advances the head, so that an older store is noticed later."""
+        """Opens a transaction that advances the head, so that an older copy is noticed later."""
         with self._writer.begin() as connection:
             number = self._head.advance(connection)
             yield connection

@@ -22,7 +22,7 @@ _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 
 LAST_EVENT = select(func.max(_events.c.id)).where(_events.c.run_id == bindparam("run_id"))
 UPDATE = update(_deployments).where(
-    # Not the columns' names, because those are the parameters of the new values.
+    # Not named like the columns, because parameters of these names hold the new values.
     _deployments.c.run_id == bindparam("of_run"),
     _deployments.c["index"] == bindparam("at"),
 )
@@ -68,7 +68,7 @@ def add_deployment(
 ) -> None:
     """Records an issued deployment, after two checks in the same transaction.
 
-    ``active_key`` is the analyzer's active public key. With None, the key is not checked.
+    ``active_key`` is the analyzer's active public key, or None if any key is allowed.
 
     Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may, or
     ``unavailable`` if the batch's key was replaced since the descriptor was made.
@@ -124,9 +124,9 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issue: Issue) -> 
 def move_deployment(
     connection: Connection, run_id: str, index: int, event: DeploymentEvent, **values: object
 ) -> DeploymentRecord:
-    """Moves a deployment to its next state and sets other columns. Returns the earlier row.
+    """Moves a deployment to its state after ``event`` and sets columns. Returns the old row.
 
-    Raises LocalError ``wrong-state`` if the event is not possible in its state.
+    Raises LocalError ``wrong-state`` if the event is not possible in the deployment's state.
     """
     row = read_deployment(connection, run_id, index)
     state = after(DEPLOYMENT, row.state, event)
@@ -138,13 +138,13 @@ def move_deployment(
 
 
 def add_released(connection: Connection, run_id: str, index: int, opened: OpenedBatch) -> None:
-    """Stores an opened batch until it is settled."""
+    """Stores an opened batch's counts until the batch is settled."""
     row = asdict(opened) | {"histogram": pack(opened.histogram), "named": json.dumps(opened.named)}
     connection.execute(insert(schema.released), {"run_id": run_id, "index": index, **row})
 
 
 def add_settlement(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
-    """Records spend, counts, stage result and the learner's summary of one batch, with events."""
+    """Records a batch's spend, counts, stage result and learner's summary, and their events."""
     index, opened, spend = settlement.index, settlement.opened, settlement.spend
     row = move_deployment(
         connection,
