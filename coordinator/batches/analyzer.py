@@ -7,7 +7,7 @@ batch of n reports of L messages, the analyzer checks that opened + failed = n L
 Only sums and the positions of failed messages leave this module. The positions are for the
 shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
 says nothing about a sender. Nothing else may show whether one certain message failed. Otherwise
-others could change a ciphertext and learn whether it still opens.
+somebody could change a ciphertext and learn whether it still opens.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ CHUNKS_A_WORKER = 4
 
 @dataclass(frozen=True, slots=True)
 class OpenedBatch:
-    """An opened batch's histogram (C + 1,) with its noise (`common.mechanism.workflow.count`).
+    """An opened batch's histogram (C + 1,), noise included (`common.mechanism.workflow.count`).
 
     ``opened`` is the number of counted messages. ``failed`` is the number of messages that did not
-    open, or named no counter; ``named`` has the positions of the first `MAX_NAMED` of them.
+    open, or named no counter. ``named`` has the positions of up to `MAX_NAMED` of these.
     """
 
     histogram: Ints
@@ -76,7 +76,7 @@ class Analyzer:
     async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
-        Raises RemoteError ``wrong-size`` unless ``messages`` has the size of the batch's hand-over,
+        Raises RemoteError ``wrong-size`` unless ``messages`` has the batch's ``release_bytes``,
         and LocalError ``unavailable`` if this coordinator lacks the batch's key or the worker
         processes died.
         """
@@ -124,9 +124,9 @@ class Analyzer:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
-        """Subtracts all masks from the sum of a batch of sums.
+        """Opens a batch of sums: subtracts all masks from the sum of the masked vectors.
 
-        No report can fail to open. Worker processes get keys and return sums of masks.
+        No report can fail to open. Worker processes get the reports' keys and return sums of masks.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
@@ -152,9 +152,9 @@ class Analyzer:
     async def _map_chunks(
         self, work: Callable[[bytes], T], data: memoryview, size: int
     ) -> list[tuple[int, T]]:
-        """Applies ``work`` in processes to chunks of messages or keys of ``size`` bytes.
+        """Applies ``work`` in processes to chunks of ``data``: messages or keys of ``size`` bytes.
 
-        Returns the place of each chunk's first message or key, with the chunk's result.
+        Returns, for each chunk, the position of its first message or key, and its result.
         """
         # Limited, so that chunks of other runs get a turn between those of a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
@@ -170,7 +170,7 @@ class Analyzer:
 def open_messages(
     private_key: bytes, info: bytes, trust: Trust, layout: CounterLayout, sealed: Octets
 ) -> tuple[Ints, list[int]]:
-    """Opens concatenated messages; returns their histogram (C + 1,) and positions of failures."""
+    """Opens concatenated messages. Returns a histogram (C + 1,) and the positions of failures."""
     if trust == "shuffle":
         return open_histogram(private_key, info, sealed, layout.width, layout.counters)
     symbols = Symbols.of(trust, layout)
@@ -186,7 +186,7 @@ def open_messages(
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
     """Returns the histogram that may leave the analyzer: with added noise if trust is ``central``.
 
-    Noise comes from the system's CSPRNG or, in a seeded batch, from a stream of the seed.
+    Noise comes from the system's CSPRNG or, in a seeded batch, from a generator with that seed.
     """
     noise = descriptor.batch_noise
     if not isinstance(noise, CentralNoise):

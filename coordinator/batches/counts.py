@@ -1,38 +1,40 @@
 """Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
-Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the bits of 1 in a batch of n
-episodes of a mixture pi. So the sum of R over all (h, x, a), divided by n, is an unbiased estimate
-of V^pi, whatever the environment's dynamics. Its error has two parts. Each has a bound that holds
-with probability 1 - delta / 2:
+Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits of 1 at
+(h, x, a) in a batch of n episodes of a mixture pi. So the sum of R over all (h, x, a), divided by
+n, is an unbiased estimate of V^pi, whatever the environment's dynamics. Its error has two parts.
+Each part has a bound that holds with probability 1 - delta / 2:
 
 - sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
-- noise: the entries of R have independent noise of total variance V; for centred terms of size at
-  most b, Bernstein's bound is (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n with l = log(4 / delta).
+- noise: the entries of R have independent noise, whose variances sum to V. The noise is a sum of
+  centred terms of size at most b. So with l = log(4 / delta), Bernstein's bound is
+  (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n.
 
 The estimate is clipped to [0, H]. V^pi lies in this interval, so clipping only brings the estimate
-nearer to it. All of this holds for honest reports; a dishonest report can change a counter by up to
-L.
+nearer to V^pi. All of this holds for honest reports. A dishonest report of L messages can change a
+counter by up to L; in a batch of sums, it can change a counter by any number.
 
 Poisoning. True counts of n episodes satisfy certain equations. Noise makes private counts deviate
 from these equations a little; lies (false reports) make them deviate more. `check` computes the
 deviation from each equation:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
-  step h + 1. The test takes the part of each cell (h, x, a, x') that breaks these equations
-  (`postprocess.imbalance`). No other linear test of these equations finds a lie on one cell better;
-- total: all transitions of a batch sum to n times its steps. Reports without data make this sum
-  smaller;
+  step h + 1. For each cell (h, x, a, x'), the test takes the part of the count that breaks these
+  equations (`postprocess.imbalance`). No other linear test of these equations finds a lie on one
+  cell better;
+- total: all transitions of a batch sum to n times the number of counted steps. Reports without data
+  make this sum smaller;
 - start: visits at step 0 are n draws from the declared start;
 - visits: if visits have counters of their own, they equal the transitions' sums over x';
 - negative: no transition is counted fewer than zero times;
-- rewards: 0 <= R(x, a) <= N(x, a).
+- rewards: 0 <= R(x, a) <= N(x, a), where N(x, a) are the visits.
 
-Take a deviation r that has variance V and is a sum of terms of size at most b. Bernstein's
-inequality bounds the probability of a deviation of at least r by 2 exp(-r^2 / (2 V + 2 b r / 3)),
-whatever the population. A union bound over all tests of the batch gives `CountCheck.chance`. This
-bound needs only the noise's variance and largest term. So it holds for every environment that has
-the declared start, every choice of families, one layer or all, and every trust model. The tests
-find neither lies that are whole episodes nor lies below the noise (docs/security.md gives numbers).
+Let a deviation have variance V and be a sum of terms of size at most b. By Bernstein's inequality,
+it exceeds r in size with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), whoever the users
+are. A union bound over all tests of the batch gives `CountCheck.chance`. This bound needs only the
+noise's variance and largest term. So it holds for every environment that has the declared start,
+every choice of families, one layer or all, and every trust model. The tests do not find lies that
+form whole episodes, or lies smaller than the noise (docs/security.md gives numbers).
 """
 
 import math
@@ -50,14 +52,14 @@ from riffle.coordinator.learning.postprocess import imbalance, leverage
 FALSE_ALARM = 1e-5
 """A batch with a smaller ``chance`` is marked suspicious. Of honest batches, at most this share is
 marked."""
-TINY = 1e-12  # added to variances; without noise, as in simulations, every deviation counts
+TINY = 1e-12  # added to variances: without noise, as in simulations, they may be 0
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
 
     This is the last step of the analyzer in `common.mechanism.workflow`: it drops the dummies,
-    subtracts the noise's mean, and sums families that were not sent
+    subtracts the noise's mean, and computes families that were not sent from those that were
     (`coordinator.learning.learner`).
 
     Raises ValueError unless the histogram has one entry more than the batch has counters.
@@ -71,7 +73,11 @@ def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class ValueEstimate:
-    """|value - V^pi| <= radius with probability ``confidence``; rewards scaled to [0, 1]."""
+    """An estimate of V^pi for rewards scaled to [0, 1].
+
+    With probability ``confidence``, ``value`` is at most ``radius`` away from V^pi. Noise alone
+    gives ``value`` the standard deviation ``noise_deviation``.
+    """
 
     value: float
     radius: float
@@ -119,7 +125,7 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 
 
 def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
-    """Tests a batch's counts for lies (see the module).
+    """Tests a batch's counts for lies, as the module's docstring explains.
 
     ``d1`` (X,) is the declared start. Up to ``without_data`` reports may hold noise alone; the part
     of a deviation that such reports explain does not count.
@@ -138,7 +144,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
 
 
 def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
-    """Subtracts from each deviation the share (0 to 1) of ``effect`` that leaves it smallest."""
+    """Subtracts 0 to 1 times ``effect`` from each deviation, so that the rest is smallest."""
     return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
 
 

@@ -2,9 +2,9 @@
 
 `common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
 ``shuffle``, at least N = honest_reports(n, gamma) * bits Bernoulli bits are added to each counter.
-With ``local`` and ``central``, the noise does not depend on n. A user is in one batch of one run,
-so every batch may spend the whole budget. A run's spend is the largest of its batches' spends, not
-their sum.
+With ``local`` and ``central``, the noise does not depend on n. A user is in one batch of one run
+(with epochs: in one batch an epoch), so every batch may spend the whole budget. Within an epoch, a
+run's spend is the largest of its batches' spends, not their sum.
 """
 
 import math
@@ -34,7 +34,7 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
-"""The largest size in bytes of a batch's hand-over; also the default of the shuffler's limit."""
+"""The most bytes that the shuffler may hand over for a batch; also its own limit's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def calibrated(spec: RunSpec, n: int, layer: int | None) -> accounting.Calibrati
 def _calibrated_to_one_message(
     spec: RunSpec, layout: CounterLayout, n: int
 ) -> accounting.Calibration[BatchNoise]:
-    """Calibrates a local or central batch, whose reports are one message without noise slots."""
+    """Calibrates a local or central batch. Each report is one message without noise slots."""
     cells, counters, padding = layout.cells, layout.counters, Padding(1, 0)
     noise: BatchNoise
     if spec.trust == "local":
@@ -116,9 +116,9 @@ class Issuer:
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
         """Refuses a batch of n reports that the shuffler would not take.
 
-        Raises RemoteError ``batch-too-small`` as `calibrated` does, or if no owner could hold a
-        slot. Raises RemoteError ``invalid-spec``, with advice, if the batch is too large to hand
-        over.
+        Raises RemoteError ``batch-too-small`` as `calibrated` does, or if an owner's share is less
+        than one slot. Raises RemoteError ``invalid-spec``, with advice, if the batch is too large
+        to hand over.
         """
         if n * self.max_owner_share < 1.0:
             least = math.ceil(1.0 / self.max_owner_share)

@@ -2,7 +2,7 @@
 
 ``keys.json`` holds ids, public halves and states. It is replaced as a whole, so every change is
 atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
-before the file is erased. If a crash comes in between, a later call erases the file. A key that is
+before this file is erased. If a crash comes in between, a later call erases the file. A key that is
 recorded as erased is never used. Replicas share the folder. They change it under a lock, and read
 ``keys.json`` again after another replica has replaced it.
 """
@@ -94,7 +94,7 @@ class KeyRing:
     def private(self, public: str) -> bytes | None:
         """Returns a public key's private half, or None if it is missing or may not open batches.
 
-        Raises LocalError if the storage key does not decrypt it.
+        Raises LocalError if the storage key does not decrypt the private half.
         """
         records = {record.public: record for record in self.records()}
         record = records.get(public)

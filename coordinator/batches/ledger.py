@@ -1,10 +1,10 @@
 """The privacy ledger: the spend of each batch, and the limit of a run's spend. Pure functions.
 
-The unit is one user. A user is in only one batch of all runs (with epochs: in one batch an epoch),
-because the shuffler refuses a second report. Neighbours differ in one user's episode. Batches have
-disjoint users, even when later batches depend on earlier ones. So spends compose in parallel: a
-run's epsilon is the largest of its batches' epsilons (`common.accounting.run_guarantee`). Over
-epochs, spends compose sequentially (`composed`).
+The unit of privacy is one user. A user is in only one batch of all runs (with epochs: in one batch
+an epoch), because the shuffler refuses a second report. Neighbouring data differ in one user's
+episode. Batches have disjoint users, even when later batches depend on earlier ones. So spends
+compose in parallel: a run's epsilon is the largest of its batches' epsilons
+(`common.accounting.run_guarantee`). Over epochs, spends compose sequentially (`composed`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
 report has L messages. So if f messages do not open, at least ceil(f / L) reports are dishonest, and
@@ -52,7 +52,7 @@ def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
 
 
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
-    """Refuses a deployment that would spend more than the run's budget on its users.
+    """Refuses a deployment that would spend more of each user's privacy than the run's budget.
 
     A seeded batch of the test entry is not refused: its users are synthetic, and the ledger records
     epsilon = infinity.
@@ -99,7 +99,8 @@ def _event(descriptor: BatchDescriptor, dishonest: int) -> BatchEvent:
     # Without the shuffle, a user's privacy does not depend on other users' noise.
     liars = dishonest if descriptor.trust == "shuffle" else 0
     n, fraction = descriptor.n, liars / descriptor.n
-    # If the quotient was rounded down, one dishonest report would count as honest: raise it.
+    # If the quotient was rounded down, one dishonest report would count as honest: raise the
+    # fraction.
     while n - honest_reports(n, fraction) < liars:
         fraction = math.nextafter(fraction, 1.0)
     return batch_event(descriptor, fraction)

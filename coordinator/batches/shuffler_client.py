@@ -88,7 +88,7 @@ class ShufflerClient:
         )
 
     async def status(self, batch_id: str, wait: float) -> wire.BatchStatus:
-        """Returns the batch's status as soon as it is sealed, or after ``wait`` seconds."""
+        """Returns the batch's status once the batch is sealed, or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         request = self._client.build_request("GET", path, params=params)
@@ -111,7 +111,7 @@ class ShufflerClient:
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """Returns the ``size`` bytes of a sealed batch's messages, the same until acknowledged.
+        """Returns a sealed batch's messages: ``size`` bytes that are the same until acknowledged.
 
         Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """
@@ -136,7 +136,7 @@ class ShufflerClient:
         return Messages(memoryview(data), digest)
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> None:
-        """Tells the shuffler that the messages are settled, so that it may erase them."""
+        """Tells the shuffler which messages failed, and that it may now erase the messages."""
         body = wire.Acknowledgement(messages_sha256=sha256, failed=tuple(failed)).model_dump_json()
         await self._end(f"/v1/batches/{batch_id}/acknowledgement", batch_id, body)
 

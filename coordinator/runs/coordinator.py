@@ -36,9 +36,9 @@ class Drivers:
     """This replica's drivers, by run. Takes leases of runs that nobody drives, and renews them.
 
     A replica that stops normally releases its leases. If a replica is killed, its leases last until
-    they expire. Then the first other replica that looks takes over its runs. ``make_driver`` makes
-    the driver of a lease. Its second argument is the run's learner in its state at the first
-    deployment, or None.
+    they expire. Then the first other replica that looks takes over the runs. ``make_driver`` makes
+    the driver for a lease. The second argument is the learner that has just planned the run's first
+    deployment, or None if the learner must be rebuilt.
     """
 
     store: Store
@@ -71,7 +71,7 @@ class Drivers:
             await in_thread(self.store.renew_leases, leases, 0.0)
 
     def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
-        """Starts driving a run. ``learner`` is its learner at the first deployment, or None."""
+        """Starts driving a run. For ``learner`` see ``make_driver``."""
         driver = self.make_driver(lease, learner)
         task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
         task.add_done_callback(lambda done: self._remove(lease.run_id, done))
@@ -87,7 +87,7 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Restarts a run's driver, and so ends its long poll, after a stop at another replica."""
+        """Restarts a run's driver, to end its long poll, after another replica stopped the run."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
@@ -175,10 +175,10 @@ class Coordinator:
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving; then nothing uses the store. `start` resumes the runs."""
+        """Stops driving runs. Afterwards nothing here uses the store. `start` resumes the runs."""
         for task in self._tasks:
             task.cancel()
-        # A restart that goes on would start a driver that nobody halts.
+        # A restart that is still under way would start a driver that nobody halts.
         if ending := {*self._tasks, *self._restarts}:
             await asyncio.wait(ending)
         await self.drivers.close()
@@ -266,7 +266,9 @@ class Coordinator:
     async def newest_deployment(
         self, run_id: str, known: int | None, seconds: float
     ) -> DeploymentRecord | None:
-        """Returns the newest deployment; waits up to ``seconds`` while its index is ``known``.
+        """Returns the newest deployment, if any. Waits up to ``seconds`` for a new one.
+
+        ``known`` is the index of the deployment that the caller has.
 
         Raises RemoteError ``unknown-run``.
         """
@@ -285,10 +287,11 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons the shuffler's open batches that this store lacks because it is an older copy.
+        """Abandons open batches at the shuffler that this store, an older copy, does not have.
 
         Nobody would count them, so no user should spend a report on them. The shuffler's list is
-        read before the store, because every replica stores a batch before depositing it.
+        read before the store. Every replica stores a batch before it deposits the batch, so a batch
+        of the list can be missing only from an older copy.
         """
         while True:
             try:
@@ -304,7 +307,7 @@ class Coordinator:
                 return
 
     def _notified(self, payload: str) -> None:
-        """Handles the notification that some replica changed a run; "" means any run."""
+        """Handles a notification (a run's id, perhaps after STOPPED); "" means any run."""
         if not payload:
             self.signals.fire_all()
             return
@@ -317,7 +320,7 @@ class Coordinator:
 
 
 def _earlier(rows: list[DeploymentRecord], wanted: Deployment) -> DeploymentRecord:
-    """Returns the deployment that an earlier request issued, as the answer to a retry."""
+    """Returns the deployment that an earlier request for the same step issued."""
     for row in reversed(rows):
         if row.step == wanted.stage and same_deployment(row.deployment, wanted):
             return row

@@ -6,13 +6,13 @@ the store and does the one step that the deployment's state needs; `coordinator.
 steps. Every step may be repeated, so a crash costs at most one step.
 
 If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
-pauses. Once a run has been stopped or has failed, its driver abandons the run's batch if it is not
-sealed. The driver still settles a sealed batch, because the batch's users have already reported.
+pauses. Once a run has been stopped or has failed, its driver abandons the run's batch unless the
+batch is sealed. The driver still settles a sealed batch, because its users have already reported.
 
-The shuffler shows a coordinator an open batch's state, its fill in tenths of n, and why nodes
-decline it. Once the batch is over, the shuffler also shows how many episodes were run at most. It
-shows no number that grows with every report, because such a number would tell when single reports
-came.
+The shuffler shows a coordinator an open batch's state, the batch's fill in tenths of n, and why
+nodes decline the batch. Once the batch is over, the shuffler also shows an upper bound on the
+episodes executed for it. The shuffler shows no number that grows with every report, because such a
+number would tell when single reports came.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Driver:
 
     ``clock`` returns seconds since 1970. If a batch makes no visible progress for
     ``stall_seconds``, the run's trouble says so. ``running`` says whether the run was running at
-    this driver's last turn, and ``trouble`` says why it could not go on.
+    this driver's last turn. ``trouble`` says why the run could not go on then.
     """
 
     lease: RunLease
@@ -152,7 +152,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Waits before the next try if the error may be temporary; otherwise fails the run."""
+        """Waits for the next try if the error may pass or the run is over; else fails the run."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -181,14 +181,14 @@ class Driver:
         await asyncio.sleep(max(pause, error.retry_after or 0))
 
     async def _explain(self, run: RunRecord, trouble: str) -> None:
-        """Sets the run's trouble ("" if it can go on). Logs and stores a change."""
+        """Sets the run's trouble ("" if the run can go on). Logs and stores a changed trouble."""
         before = run.trouble if self.trouble is None else self.trouble
         self.trouble = trouble
         if trouble == before or run.state != "running":
             return
         event, level = ("run-waits", logging.WARNING) if trouble else ("run-goes-on", logging.INFO)
         JOURNAL.note(event, level, run_id=run.id, detail=trouble)
-        with contextlib.suppress(SQLAlchemyError):  # then this replica alone shows it
+        with contextlib.suppress(SQLAlchemyError):  # then only this replica shows the trouble
             await in_thread(self.store.record_trouble, self.lease, trouble)
 
     # -- issued, open ----------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Driver:
         )
 
     async def _withdraw(self, _: RunRecord, row: DeploymentRecord) -> None:
-        """Gives up the batch of a run that is over, unless it is full: a full batch is settled."""
+        """Gives up the batch of a run that is over, or seals the batch if it is full."""
         status = await self.exchange.withdraw(row)
         if row.state == "issued":
             await in_thread(self.store.record_deposit, self.lease, row.index, self.clock())
@@ -310,7 +310,7 @@ class Driver:
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error with which a run fails: the learner's, or a reference to the log."""
+    """Returns the error with which a run fails: the learner's, or one that names the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

@@ -30,7 +30,7 @@ Timings = MutableMapping[str, float]
 
 
 class BatchGoneError(Exception):
-    """Raised if a batch that executed ``episodes`` will never be counted; ``reason`` says why."""
+    """Raised if a batch will never be counted. ``episodes`` were executed for it."""
 
     def __init__(self, reason: str, episodes: int) -> None:
         super().__init__(reason)
@@ -59,8 +59,8 @@ class BatchExchange:
         """Deposits the stored descriptor. The same bytes always get the same answer.
 
         Raises BatchGoneError if the batch expired, or if its key was erased before anybody saw the
-        batch. Raises LocalError ``unavailable`` if the clocks disagree: every new issue would be
-        late, too, and would use up the deployment's reissues.
+        batch. Raises LocalError ``unavailable`` if the batch is late only by the shuffler's clock:
+        every reissue would be late, too, and soon no reissue would be left.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -84,9 +84,9 @@ class BatchExchange:
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
         """Waits for the last report, for one long poll at most; returns the status.
 
-        Abandons an expired batch unless it is full. The next call tells what became of it.
+        Abandons an expired batch unless it is full. The next call tells what became of the batch.
 
-        Raises BatchGoneError if the batch expired, was abandoned or is lost. Raises LocalError
+        Raises BatchGoneError if the batch was abandoned or is lost. Raises LocalError
         ``wrong-state`` if the shuffler's state of the batch is later than this store's.
         """
         started = time.perf_counter()
@@ -183,7 +183,7 @@ class BatchExchange:
 def log(
     event: str, row: DeploymentRecord, level: int = logging.INFO, **fields: str | float
 ) -> None:
-    """Logs an event of a batch under its id, as every service does."""
+    """Logs an event of a batch with the batch's id, as every service does."""
     fields |= {"run_id": row.run_id, "deployment": row.index, "batch_id": row.batch_id}
     JOURNAL.note(event, level, **fields)
 

@@ -1,8 +1,8 @@
 """The learner of a run: its replay, the counts that it observes, and the run's next step.
 
-A learner is deterministic (`coordinator.learning.learner`). So a fresh learner that observes the
-stored private counts in order reaches the state of the lost learner. Every stored deployment must
-be what the replayed learner asks for; otherwise the run must not go on.
+A learner is deterministic (`coordinator.learning.learner`). So if a learner is lost, a fresh
+learner that observes the stored private counts in order reaches the same state (replay). On the
+way, the fresh learner must ask for every stored deployment; otherwise the run must not go on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from riffle.coordinator.store.transactions import Store
 
 @dataclass
 class RunLearner:
-    """The learner of a run. ``learner`` is a learner at the run's first deployment, or None."""
+    """The learner of a run. ``learner`` is in its present state, or None before a replay."""
 
     store: Store
     registry: Registry
@@ -41,9 +41,9 @@ class RunLearner:
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
         are not used and the deployment is issued again. Other counts are checked for lies.
         Suspicious counts of messages are marked for the operator, but the learner still uses them:
-        otherwise one liar could stop every run and use up its users. Suspicious sums are not used,
-        because one dishonest report can set every counter to any value. A sum is suspicious if the
-        promised fraction of reports without data does not explain its counts.
+        otherwise one liar could stop every run and use up the run's users. Suspicious sums may be
+        the work of one dishonest report, which can set every counter to any value. So they are not
+        used, unless the promised fraction of reports without data would explain the counts.
         """
         if run.state != "running":
             return settlement
@@ -69,11 +69,11 @@ class RunLearner:
         return replace(settlement, stage=stage, summary=summary, estimate=estimate, next=step)
 
     def reissue(self, run: RunRecord, row: DeploymentRecord, reason: str) -> NextStep:
-        """Issues a deployment again because its batch was not counted, or fails the run.
+        """Issues a deployment again because its batch was not counted.
 
         The learner expects n reports, so the whole deployment is issued again. The episodes
-        executed may then exceed K (see `RunSpec.reissues`). If the run is over, there is no next
-        step.
+        executed may then exceed K. After `RunSpec.reissues` reissues, the run fails instead. If the
+        run is over, there is no next step.
         """
         if run.state != "running":
             return NextStep()
@@ -98,7 +98,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _current(self, run: RunRecord) -> Learner:
-        """Returns the learner in its present state. Replay always rebuilds a manual learner."""
+        """Returns the learner in its present state. A manual learner is always replayed."""
         if self.learner is None or run.spec.learner == MANUAL:
             learner = self.registry.build(run.spec)
             replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))
@@ -109,7 +109,7 @@ class RunLearner:
 def replay(
     learner: Learner, rows: Sequence[DeploymentRecord], histograms: Mapping[int, Ints]
 ) -> None:
-    """Gives a fresh learner all counts of its run, and checks every deployment on the way.
+    """Gives a fresh learner all counts of its run, and checks the deployments on the way.
 
     Raises LocalError ``wrong-state`` if the learner asks for a deployment other than a stored one.
     """

@@ -2,7 +2,7 @@
 
 The statements that drivers and followers execute at every turn are built only once. Building,
 compiling and executing a statement takes 0.8 ms; 0.6 ms of this is building and compiling.
-Their parameters are ``run_id``, ``index`` and ``after`` (an event's number).
+The statements' parameters are ``run_id``, ``index`` and ``after`` (an event's number).
 """
 
 import json
@@ -51,7 +51,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Returns the condition for deployments that need a driver's step, and so their key."""
+    """Returns the condition for deployments that still need a driver's step and their key."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge

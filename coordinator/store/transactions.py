@@ -217,7 +217,7 @@ class Store(queries.Queries):
     def abandon(
         self, lease: RunLease, index: int, episodes: int, step: NextStep, now: float
     ) -> None:
-        """Records that a batch was given up or lost uncounted; takes the run's next step."""
+        """Records that a batch was given up or lost, not counted; takes the run's next step."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
