@@ -1,10 +1,10 @@
 """Private keys at rest: AES-256-GCM under a storage key that is kept elsewhere.
 
-A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. The file's key is HKDF-SHA256 of the
-storage key's 32 random bytes, with the file's name as ``info``. So files of different names have
-different keys, and nonces need to differ only among versions of one file. The name is authenticated
-too, so one file cannot replace another. Without a storage key, files are stored in clear, which
-suits only a demonstration on one machine.
+A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Each file has a name that says what
+it holds, such as "signing key". The file's key is HKDF-SHA256 of the storage key's 32 random bytes,
+with this name in ``info``. So files of different names have different keys, and nonces need to
+differ only among versions of one file. The name is authenticated too, so one file cannot replace
+another. Without a storage key, files are in clear, which suits only a demonstration on one machine.
 """
 
 import os
@@ -33,14 +33,14 @@ class StorageCipher:
         self._key = key
 
     def seal(self, data: bytes, name: str) -> bytes:
-        """Returns the bytes to write into the file called ``name`` so that it holds ``data``."""
+        """Returns the bytes to store for ``data``. ``name`` says what the data are."""
         if self._key is None:
             return data
         nonce = os.urandom(NONCE_BYTES)
         return MAGIC + nonce + _cipher(self._key, name).encrypt(nonce, data, MAGIC + name.encode())
 
     def open(self, data: bytes, name: str) -> bytes:
-        """Returns the data of a file.
+        """Returns the data that `seal` turned into a file's bytes under the same ``name``.
 
         Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if the key
         is wrong, or if the file is in clear although there is a key. So nobody without the key can
@@ -77,7 +77,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 def create_file(file: Path, data: bytes) -> bool:
     """Writes a file like `replace_file` unless the file exists; returns whether it was written."""
-    # No other replica writes to this name at the same time.
+    # The name is random, so no other replica writes to this file at the same time.
     new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
     _write(new, data)
     try:

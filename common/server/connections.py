@@ -1,12 +1,12 @@
-"""Bounds the connections that callers hold open before they have shown a token.
+"""Bounds the connections on which the server waits for a request.
 
 A request's head has a largest size and a deadline. The number of connections without a request
 under way is bounded, too. Above this bound, the server closes the connection that has waited
 longest. So new connections are accepted, and a caller who sends a request at once is answered,
 however many other connections are open. A stranger is a caller who has not sent a valid token yet.
-TLS takes much memory, so over TLS the bound for strangers is smaller. There, a stranger's
-connection lives for at least `GRACE_SECONDS`, and new connections wait until an old one may be
-closed. There is no bound per address: a proxy's address may stand for many honest callers.
+TLS takes much memory, so over TLS the bound for strangers is smaller. A stranger's TLS connection
+may live for at least `GRACE_SECONDS`, and new connections wait until an old one may be closed.
+There is no bound per address: a proxy's address may stand for many honest callers.
 `limits.ConcurrencyLimit` bounds requests.
 """
 
@@ -44,7 +44,7 @@ class _Protocol(HttpToolsProtocol):
         self._server, self._limits, self._socket = server, server.settings, accepted
         self._pending = 0  # bytes since the parser last delivered a whole head or a body's piece
         self._fault: RemoteError | None = None
-        self.known, self.since = False, 0.0  # whether its token was valid; since when it waits
+        self.known, self.since = False, 0.0  # whether it sent a valid token; when its wait began
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)
         server.wait(self)
 
@@ -80,7 +80,7 @@ class _Protocol(HttpToolsProtocol):
 
         uvicorn copies each piece into a buffer and out again, which takes a seventh of the time
         spent on reading 2 MB of reports. Here a piece is only copied if it arrives before the app
-        has taken the last piece: adding a piece to empty `bytes` gives the piece itself.
+        has taken the previous piece: adding a piece to empty `bytes` gives the piece itself.
         """
         self._pending = 0
         if self.cycle is not None:

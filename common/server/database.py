@@ -9,21 +9,21 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
   and of writing to disk.
 - A reading transaction sees one state of the store.
 
-If a replica stalls in the middle of a write, it loses its lock and its transaction after
-`IDLE_SECONDS`.
+If a replica stalls in the middle of a write, PostgreSQL ends its transaction, and so frees the
+lock, after `IDLE_SECONDS`.
 
 A store holds the version of its schema. Opening an empty database creates the tables under the
 writing lock. So if several replicas start together, one creates the tables and the others find
 them. A service refuses a store of another version and leaves it unchanged.
 
-Replicas notify each other with PostgreSQL's LISTEN and NOTIFY, which the commit delivers. A
-notification only wakes waiters, which then read the store. A lost notification costs a short delay,
-because waiters also check periodically. SQLite serves one process and needs no notifications.
+Replicas notify each other with PostgreSQL's LISTEN and NOTIFY. The commit delivers a notification.
+A notification only wakes waiters, which then read the store. A lost notification costs a short
+delay, because waiters also check periodically. SQLite serves one process and needs none of this.
 
-The head of a store is a number outside the database that reveals an outdated database. The
-database holds such a number, too, and a transaction that must not be forgotten raises that one. The
-service writes this number to the head before it answers anybody. Services refuse a database whose
-number is below its head.
+The head of a store is a number outside the database that reveals an outdated database. The database
+holds a number, too. A transaction that must not be forgotten raises the number in the database. The
+service copies the raised number to the head before it answers anybody. Services refuse a database
+whose number is below its head.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
-"""The seconds for which a claim may be idle: permuting a large batch takes minutes."""
+"""The seconds for which a transaction with a claim may be idle: a permutation takes minutes."""
 RECONNECT_SECONDS = 1.0
 
 HEAD_KEY = "head"
 CHANNEL = "riffle"
 
 AUTHENTICATED = "authenticated"
-"""Marks a column in its ``info``: its values are encrypted with a tag and need no checksum."""
+"""In a column's ``info``: its values are encrypted and authenticated, and need no checksum."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -120,7 +120,7 @@ def meta_table(metadata: sa.MetaData) -> sa.Table:
 
 
 def writer(engine: sa.Engine) -> sa.Engine:
-    """Returns the engine for writing transactions; each of them begins with taking the lock."""
+    """Returns the engine for writing transactions. Each first takes the store's writing lock."""
     if engine.dialect.name == "postgresql":
         # After the wait for the lock, a read must see the last writer's changes.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
@@ -355,7 +355,7 @@ def _row_checksum(table: sa.Table) -> sa.ColumnElement[int]:
 
 
 def _with_checksums(metadata: sa.MetaData) -> sa.MetaData:
-    """Returns a copy of the tables, each with a checksum column that SQLite computes at a write."""
+    """Returns the tables with a checksum column each, which SQLite computes at every write."""
     copies = sa.MetaData()
     for table in metadata.sorted_tables:
         copy = table.to_metadata(copies)

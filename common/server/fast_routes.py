@@ -25,11 +25,11 @@ from riffle.common.protocol.errors import RiffleError
 from riffle.common.server.service import bearer_token, problem_answer
 
 Endpoint = Callable[..., Awaitable[Response]]
-"""A route's function. It annotates ``query``, if it has one, as ``Annotated[Model, Query()]``."""
+"""A route's function. A parameter ``query`` must be annotated as ``Annotated[Model, Query()]``."""
 
 
 class FastRoutes:
-    """ASGI middleware that answers requests for ``endpoints`` of ``router`` itself."""
+    """ASGI middleware that itself answers requests for the ``endpoints`` of ``router``."""
 
     def __init__(self, app: ASGIApp, router: APIRouter, endpoints: Collection[Endpoint]) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class FastRoutes:
         await response(scope, receive, send)
 
     def _match(self, scope: Scope) -> tuple[APIRoute, dict[str, Any]] | None:
-        """Returns the request's route, and its arguments: the ids in the path and the query."""
+        """Returns the route, the ids in its path and the query; None if FastAPI must answer."""
         if scope["type"] != "http":
             return None
         for pattern, route, model in self._routes:

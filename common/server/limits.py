@@ -1,8 +1,7 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
 A request beyond a limit is refused at once, with the time after which its caller may try again.
-Holding the request here instead would only move the queue. Nothing here does I/O; only the ASGI
-middleware is asynchronous.
+Holding the request here instead would only move the queue. Nothing here does I/O.
 
 Callers are known by the hash of their token, and each has limits of its own. An attempt with an
 invalid token costs a lookup, and a guesser could try tokens without end. So all failed attempts
@@ -34,7 +33,7 @@ FAILURES_PER_SECOND = 100.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that gains ``rate`` tokens a second, up to ``burst``. All calls need one clock."""
+    """A bucket that gains ``rate`` tokens a second, up to ``burst``. Calls must share a clock."""
 
     rate: float
     burst: float
@@ -98,7 +97,7 @@ class _CallerState:
 
 
 class CallerLimits:
-    """Applies one limit to each of a few authenticated callers, who are known by name."""
+    """Applies the same limit to each of a few authenticated callers, known by their names."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
@@ -138,9 +137,10 @@ class FailedAttempts:
 
     @contextmanager
     def attempt(self, token: str) -> Iterator[None]:
-        """Opens the context for a token's check, which raises ``unauthorized`` for a bad token.
+        """Opens a context in which the caller checks ``token``.
 
-        Raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
+        The check must raise RemoteError ``unauthorized`` if the token is not valid. The context
+        raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
         """
         name = hash_token(token)
         known = name in self._known
@@ -169,9 +169,10 @@ class Authenticator:
 
     @contextmanager
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
-        """Yields the first of ``names`` whose caller owns the token; limits the caller's request.
+        """Yields the first caller of ``names`` who owns the token, and applies the caller's limit.
 
-        Raises RemoteError ``unauthorized`` if none owns it, or LocalError ``too-many-requests``.
+        Raises RemoteError ``unauthorized`` if none of ``names`` owns the token, or LocalError
+        ``too-many-requests``.
         """
         with self.failures.attempt(token):
             name = self._owner(hash_token(token), names)
@@ -190,7 +191,7 @@ class Authenticator:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency, which yields the first of ``names`` that owns the token.
+    """Returns a route's dependency, which yields the first caller of ``names`` with the token.
 
     The app's `Authenticator` refuses all other callers.
     """

@@ -4,10 +4,10 @@ Metrics are for Prometheus. Their labels come from fixed sets: route templates, 
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
 each replica reports on itself.
 
-Readiness checks find a problem before the problem stops a service. Leases and descriptors expire at
-a time of day. If peers disagree on the time, a descriptor is open for one side and expired for the
-other. `MOST_SKEW_SECONDS` is far below the shortest useful expiry and far above the error of a
-clock that NTP keeps.
+Readiness checks find a problem before the problem stops a service. Leases and descriptors state
+when they expire. If peers disagree on the time, a descriptor is open for one side and expired for
+the other. `MOST_SKEW_SECONDS` is far below the shortest useful life of a batch and far above the
+error of a clock that NTP keeps.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ MOST_SKEW_SECONDS = 30.0
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
-    """Exports a metric's labels at zero. If a series began at 8, alerts would see no increase."""
+    """Exports a series at 0 for each label. Alerts see no increase if a series begins above 0."""
     for label in labels:
         metric.labels(label)
 
@@ -80,7 +80,7 @@ class RequestMetrics:
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
     def show_certificate(self, file: Path | None) -> None:
-        """Shows when a PEM certificate ends. `service.serve` refuses a file that is not usable."""
+        """Shows when a PEM certificate ends. Passes over a bad file: `service.serve` refuses it."""
         with suppress(OSError, ValueError):
             if file is not None:
                 certificate = load_pem_x509_certificate(file.read_bytes())
@@ -89,7 +89,7 @@ class RequestMetrics:
     def observe(
         self, matched: tuple[str, str], status: int, seconds: float, body_bytes: int
     ) -> None:
-        """Counts a request by its method and route, its status, and the bytes of its body."""
+        """Records a request's method and route, status, seconds, and bytes of the body."""
         method, route = matched
         children = self._children.get((method, route, status))
         if children is None:  # looking up the labels costs as much as all other steps
@@ -174,7 +174,7 @@ def disk_trouble(folder: Path) -> str | None:
     except OSError as error:
         return f"cannot look at the data's folder: {error.strerror}"
     if free < LEAST_FREE_BYTES:
-        # Strangers may ask, so not how many: that may change with every upload.
+        # Strangers may ask. The number of free bytes, which every upload may change, is not shown.
         return f"less than {LEAST_FREE_BYTES >> 20} MiB are free for the data"
     return None
 
@@ -193,7 +193,7 @@ def clock_skew(date: str | None, now: datetime) -> float | None:
 
 
 def clock_trouble(skew: float | None) -> str | None:
-    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead, or None."""
+    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead; None if nothing."""
     if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None
     which = "ahead of" if skew > 0 else "behind"

@@ -39,9 +39,9 @@ from riffle.common.server.connections import make_server
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Turns off FastAPI's own telemetry. With a global provider (``FASTAPI_OTEL_AUTO_CONFIGURE`` makes
-one), it would export paths with ids, callers' addresses and exceptions' texts, and continue a
-caller's trace."""
+"""Turns off FastAPI's own telemetry. If the process had a global OpenTelemetry provider
+(``FASTAPI_OTEL_AUTO_CONFIGURE`` makes one), that telemetry would export paths with ids, callers'
+addresses and exceptions' texts, and continue a caller's trace."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
@@ -86,7 +86,11 @@ def declare_problems(
     others: str = "",
     always: Sequence[str] = ANY_TOKEN,
 ) -> None:
-    """Describes routes' problems. ``table`` maps a function's name to its slugs in one string."""
+    """Describes the problems of a router's routes. Every route may answer those in ``always``.
+
+    ``table`` maps the name of a route's function to further slugs, separated by spaces. ``others``
+    has the further slugs of functions that are not in the table.
+    """
     for route in router.routes:
         if isinstance(route, APIRoute):
             slugs = table.get(route.name, others).split()
@@ -105,8 +109,9 @@ def make_app(
 ) -> FastAPI:
     """Returns an app without routes.
 
-    Its middleware makes problem documents, metrics and spans, and then calls ``inner``. The app
-    serves /openapi.json, but not /docs, because that page loads scripts from other hosts.
+    Its middleware records metrics and spans, and then calls ``inner``. Every error is answered with
+    a problem document. The app serves /openapi.json, but not /docs, because that page loads scripts
+    from other hosts.
     """
     app = FastAPI(
         title=title,
@@ -206,8 +211,8 @@ async def bearer_token(request: Request) -> str:
 def token_of(*callers: str) -> params.Depends:
     """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
 
-    In OpenAPI, the route takes the token of any of these callers. The route checks whose token it
-    is.
+    OpenAPI then shows that the route takes the token of any of ``callers``. The route itself must
+    check whose token it is.
     """
     dependency: params.Depends = Depends(bearer_token)
     for name in callers:
@@ -227,7 +232,7 @@ def serve(
     on_start: Callable[[], None],
     on_stop: Callable[[], None],
 ) -> None:
-    """Runs an app under uvicorn until SIGTERM or SIGINT, also as PID 1; drains before it returns.
+    """Runs an app under uvicorn until SIGTERM or SIGINT (also as PID 1), and then drains it.
 
     ``service`` is the app's name in traces. ``on_start`` is called when the app has started.
     ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
@@ -240,8 +245,8 @@ def serve(
     config = _config(outermost, settings.tls())
     with export_spans(service), _listen(settings.host, settings.port, config.backlog) as listener:
         server = make_server(config, settings, on_stop)
-        # uvicorn drains on both signals, and then raises them again for these handlers, which
-        # ignore them. They also catch a signal that arrives before uvicorn installs its handlers.
+        # After the drain, uvicorn raises the signal again. These handlers keep it from ending the
+        # process. They also catch a signal that arrives before uvicorn installs its own handlers.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -260,11 +265,11 @@ def serve(
 
 
 class _Outermost:
-    """ASGI middleware that dates answers, reports the start, and keeps the error of a failed one.
+    """ASGI middleware that dates answers, reports the start, and keeps the error of a failed start.
 
-    This date is the time at which an answer began. uvicorn's date is the time of the request, so
+    The date is the time at which an answer began. uvicorn's date is the time of the request, so
     after a long poll a peer would mistake the wait for clock skew. The error is kept because
-    uvicorn only logs the text of a failed start.
+    uvicorn only logs its text.
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None]) -> None:
@@ -318,7 +323,7 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:
-    """Returns a listening socket. It listens immediately, so a second process fails here."""
+    """Returns a socket that listens already, so a second process with this port fails here."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -77,8 +77,8 @@ class ServerSettings(RoleSettings):
     def tls(self) -> Tls | None:
         """Returns the TLS files; None on loopback without TLS.
 
-        Raises LocalError ``invalid-spec`` if one of the two is not set, or if neither is set and
-        other machines could connect.
+        Raises LocalError ``invalid-spec`` if only one of certificate and key is set, or if neither
+        is set and other machines could connect.
         """
         certificate, key = self.tls_cert_file, self.tls_key_file
         if certificate is not None and key is not None:

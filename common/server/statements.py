@@ -1,10 +1,10 @@
-"""Statements for many rows at a time that cost little more than the database's own work.
+"""SQL statements for many rows at a time that cost little more than the database's own work.
 
 SQLAlchemy compiles a statement object only once, so keep frequent statements as constants. This
-module avoids two costs of each execution. `is_one_of` passes all names as one parameter, whereas
-SQLAlchemy's ``in_`` makes each of them a parameter. `execute_rows` hands tuples to the driver,
-whereas ``executemany`` visits every value of every row. tests/shuffler/test_plans.py checks that no
-statement of a request reads a whole table or batch.
+module avoids two costs of each execution. `is_one_of` passes a list of texts as one parameter,
+whereas SQLAlchemy's ``in_`` makes each text a parameter. `execute_rows` hands tuples to the driver,
+whereas SQLAlchemy's own ``executemany`` visits every value of every row. A test
+(tests/shuffler/test_plans.py) checks that no statement of a request reads a whole table or batch.
 """
 
 import json
@@ -56,8 +56,8 @@ def is_one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement
 def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite has no statistics here. It would choose this column's index instead of the index for the
-    names of `is_one_of`, and read all rows of a batch.
+    SQLite has no statistics here. It would choose this column's index instead of the index on the
+    column that `is_one_of` compares with a list, and would read all rows of a batch.
     """
     return column.concat(sa.literal_column("''"))
 
@@ -70,10 +70,10 @@ def execute_rows(
 ) -> None:
     """Executes a constant statement for each row.
 
-    A row's values are the parameters ``names``. Values go to the driver as they are, so they need
-    types that the driver accepts. In an insert, SQLAlchemy's own defaults do not apply. Rows are
-    passed on without a copy if ``names`` has the order of the statement's parameters (for an
-    insert, of the table's columns).
+    A row has one value for each of the parameters ``names``. Values go to the driver as they are,
+    so they need types that the driver accepts. In an insert, SQLAlchemy's own defaults do not
+    apply. Rows are passed on without a copy if ``names`` has the order of the statement's
+    parameters (in an insert, of the table's columns).
     """
     if not rows:
         return
