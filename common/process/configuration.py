@@ -23,7 +23,7 @@ from riffle.common.protocol.errors import LocalError
 Share = Annotated[float, Field(gt=0, le=1)]
 
 MIN_SIMILARITY = 0.85
-"""The least similarity to a setting's name (0 to 1) at which a name counts as misspelt."""
+"""A name that is at least this similar (0 to 1) to a setting's name counts as misspelt."""
 
 
 class RoleSettings(BaseSettings):
@@ -75,8 +75,9 @@ class RoleSettings(BaseSettings):
     def load(cls, settings_file: Path | None = None, **given: Any) -> Self:  # noqa: ANN401
         """Returns the settings of the environment and of the settings file.
 
-        The file is ``settings_file`` or the variable SETTINGS_FILE. ``given`` replaces single
-        settings. Raises LocalError ``invalid-spec``, which names the wrong variable or line.
+        The file is ``settings_file`` or the one that the variable SETTINGS_FILE names. ``given``
+        replaces single settings. Raises LocalError ``invalid-spec``, which names the wrong variable
+        or line.
         """
         prefix = cls.prefix()
         # Names of settings are not case-sensitive.

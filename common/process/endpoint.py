@@ -1,7 +1,6 @@
 """Addresses of services: URLs, clients' TLS, token hashes, and failover between replicas.
 
-The settings of several roles share these checks. Nodes and the command line import this module, so
-it loads no web framework.
+Nodes and the command line import this module, so it loads no web framework.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
 replica does not answer is sent to the next. Every request in Riffle may be repeated, so it does not
@@ -82,7 +81,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify``: trust in a private CA's file or, without one, in the usual CAs.
+    """Returns httpx's ``verify``, which trusts the CA in ``ca_file`` or, without it, the usual CAs.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
@@ -186,7 +185,8 @@ TransportT = TypeVar("TransportT")
 class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
-    With ``spread``, requests start at each replica in turn; otherwise at the first usable one.
+    With ``spread``, each request tries another replica first, in turn. Otherwise, every request
+    tries the first usable replica first.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class _Replicas(Generic[TransportT]):
         return response
 
     def _requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
-        """Yields the request for each address in order."""
+        """Yields, in the order of `_order`, each address's number and the request to it."""
         for number in self._order():
             url = self._urls[number]
             request.url = request.url.copy_with(scheme=url.scheme, host=url.host, port=url.port)

@@ -113,7 +113,7 @@ def _library_event(record: logging.LogRecord) -> dict[str, Value]:
 def log_to_stderr(service: str) -> None:
     """Sends this process's whole log to stderr, as JSON lines.
 
-    Libraries log from WARNING up: an HTTP client's INFO lines would reveal who sent when.
+    Libraries log from WARNING up: an HTTP client's INFO lines would reveal who sent what when.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(service))

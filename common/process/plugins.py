@@ -29,7 +29,7 @@ DEFINED = (ModuleType, type, FunctionType)
 
 
 def is_file_reference(reference: str) -> bool:
-    """Returns whether this is ``path/to/file.py:name``, not a known name.
+    """Returns whether a reference is ``path/to/file.py:name`` and not the name of known code.
 
     Raises LocalError ``invalid-spec`` if the name after a file is missing.
     """
@@ -115,7 +115,7 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
 
 
 def place_of(error: BaseException, file: str | None, *, within: bool = False) -> str:
-    """Returns `` (mine.py, line 7)`` as in `describe_error`; if ``within``, only of that file."""
+    """Returns `` (mine.py, line 7)`` as in `describe_error`; if ``within``, "" for other files."""
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or ([] if within else called)
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -134,13 +134,13 @@ def fingerprint(code: object) -> str:
     """Returns a digest (16 hexadecimal digits) of the code as it was loaded, not of its file.
 
     It covers byte code, defaults, base classes, and all functions, modules and other globals that
-    the code uses, as far as they are the caller's own. Installed packages count by name.
+    the code uses. Of code that is Riffle's, installed or Python's own, it covers only the name.
     """
     return hashlib.sha256(repr(_described(code, {})).encode()).hexdigest()[:16]
 
 
 def own_files() -> tuple[tuple[str, int], ...]:
-    """Returns the files of the caller's own imported modules, and when each was last changed."""
+    """Returns the files of the caller's own imported modules, each with its time of last change."""
     names = [name for name in sys.modules if not name.startswith(FILE_MODULE) and _is_own(name)]
     files = {str(getattr(sys.modules[name], "__file__", "")) for name in names}
     return tuple((f, Path(f).stat().st_mtime_ns) for f in sorted(files) if Path(f).is_file())
@@ -158,7 +158,7 @@ def _is_own(name: str | None) -> bool:
 
 
 def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
-    """Returns a value as nested lists of text, equal in every process. ``seen`` ends cycles."""
+    """Describes a value by nested lists of text, equal in every process. ``seen`` ends cycles."""
     if value is None or isinstance(value, str | bytes | int | float | complex):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -173,7 +173,7 @@ def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
         return name
     seen[id(value)] = value
     described = [name, _described(_content(value), seen)]
-    if not isinstance(value, DEFINED):  # a copy of other objects may have other identities
+    if not isinstance(value, DEFINED):  # another process may hold several equal copies
         del seen[id(value)]
     return described
 
@@ -199,16 +199,16 @@ def _content(value: Any) -> object:  # noqa: ANN401
 
 
 def _attributes(owner: Any) -> object:  # noqa: ANN401
-    """Returns what the caller wrote into a class or module: bases, and no names of Python's own."""
+    """Returns a class's bases, and the attributes of a class or module without Python's own."""
     kept = (FunctionType, classmethod, staticmethod, property)
     given = {k: v for k, v in vars(owner).items() if k[:2] != "__" or isinstance(v, kept)}
     return getattr(owner, "__bases__", ()), [(k, given[k]) for k in sorted(given)]
 
 
 def _function(function: Any) -> object:  # noqa: ANN401
-    """Returns a function's code and values, and the globals and modules that it names."""
+    """Returns a function's code, defaults and closure, and globals and modules that it names."""
     codes, modules = [function.__code__], []
-    for code in codes:  # it grows
+    for code in codes:  # the list grows by nested code
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
     steps = [step for code in codes for step in dis.get_instructions(code)]
     names = {step.argval for step in steps if step.opname in {"LOAD_GLOBAL", "LOAD_NAME"}}

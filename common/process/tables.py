@@ -1,6 +1,6 @@
 """Converts rows of results to CSV, one number per column.
 
-The CSV lacks nested fields that cannot be a column, such as policies; the API's JSON has them.
+Nested fields that cannot be a column, such as policies, are left out; the API's JSON has them.
 """
 
 import csv

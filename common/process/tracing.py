@@ -86,7 +86,7 @@ def span(name: str) -> Iterator["Span | None"]:
 
 
 def in_span(name: str) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]:
-    """Returns a decorator that runs a coroutine function in a span; for others, use `span`."""
+    """Returns a decorator that runs a coroutine function in a span. Plain functions use `span`."""
 
     def decorate(work: AsyncFunction[P, T]) -> AsyncFunction[P, T]:
         @functools.wraps(work)
@@ -100,7 +100,7 @@ def in_span(name: str) -> Callable[[AsyncFunction[P, T]], AsyncFunction[P, T]]:
 
 
 def set_attributes(current: "Span | None", **attributes: str | int) -> None:
-    """Sets a span's attributes (``__`` for a dot). Raises ValueError for any not in ALLOWED."""
+    """Sets attributes: ``a__b`` sets ``a.b``. Raises ValueError for an attribute not in ALLOWED."""
     named = {name.replace("__", "."): value for name, value in attributes.items()}
     if unknown := sorted(named.keys() - ALLOWED):
         raise ValueError(f"attributes {unknown} may not be traced")

@@ -1,4 +1,4 @@
-"""Worker processes for cryptography, threads for blocking calls, and the end of tasks."""
+"""Worker processes for cryptography, threads for blocking calls, and a limited wait for tasks."""
 
 import asyncio
 import multiprocessing
@@ -14,7 +14,7 @@ SPAWN = multiprocessing.get_context("spawn")
 """Processes are spawned, not forked: the parent has threads and an event loop."""
 
 # Python's resource tracker inherits this option. Without it, the tracker would warn about a killed
-# worker in plain text.
+# worker in plain text, not in JSON lines.
 sys.warnoptions.append("ignore::UserWarning:multiprocessing.resource_tracker")
 
 P = ParamSpec("P")
@@ -54,7 +54,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
-    """Waits ``seconds`` for tasks, and then cancels those that still run."""
+    """Waits at most ``seconds`` for tasks, and then cancels those that still run."""
     if tasks:
         _, late = await asyncio.wait(tasks, timeout=seconds)
         for task in late:
