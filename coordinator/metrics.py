@@ -26,7 +26,7 @@ from riffle.coordinator.states import DeploymentState, RunState
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The numbers of runs and batches by state, of messages, and the largest finite epsilon spent.
+    """Runs and batches by state, numbers of messages, and the largest finite epsilon spent.
 
     ``waiting`` counts runs that cannot go on now. ``opened`` and ``failed`` count messages.
     ``seeded`` counts batches whose epsilon is infinite, such as seeded ones. ``suspicious`` counts

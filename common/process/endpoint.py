@@ -185,8 +185,8 @@ TransportT = TypeVar("TransportT")
 class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
-    With ``spread``, each request tries another replica first, in turn. Otherwise, every request
-    tries the first usable replica first.
+    With ``spread``, the replicas take turns at being tried first. Otherwise, every request starts
+    at the first usable replica.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ _FIELDS = {
 }
 ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
 ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
-"""The problems of every route, and those of every route that takes a token and reads a store."""
+"""`ANY_CALLER`: problems of every route. `ANY_TOKEN`: of routes that need a token and a store."""
 
 Responses = dict[int | str, dict[str, Any]]
 

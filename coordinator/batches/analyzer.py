@@ -199,7 +199,7 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
-    """Splits ``total`` bytes into enough spans of whole messages for all workers."""
+    """Splits ``total`` bytes into spans of whole messages, enough to occupy all workers."""
     messages = total // size
     rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
     each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)

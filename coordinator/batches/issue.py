@@ -1,10 +1,11 @@
 """Makes a batch from a learner's deployment: its noise, its padding and its descriptor.
 
 `common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
-``shuffle``, at least N = honest_reports(n, gamma) * bits Bernoulli bits are added to each counter.
-With ``local`` and ``central``, the noise does not depend on n. A user is in one batch of one run
-(with epochs: in one batch an epoch), so every batch may spend the whole budget. Within an epoch, a
-run's spend is the largest of its batches' spends, not their sum.
+``shuffle``, each user adds b Bernoulli bits to each counter, and the honest users add at least
+honest_reports(n, gamma) * b of these bits. With ``local`` and ``central``, the noise does not
+depend on n. A user is in one batch of one run (with epochs: in one batch an epoch), so every batch
+may spend the whole budget. Within an epoch, a run's spend is the largest of its batches' spends,
+not their sum.
 """
 
 import math

@@ -54,8 +54,8 @@ def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
     """Refuses a deployment that would spend more of each user's privacy than the run's budget.
 
-    A seeded batch of the test entry is not refused: its users are synthetic, and the ledger records
-    epsilon = infinity.
+    A seeded batch is not refused: its users are synthetic, and the ledger records epsilon =
+    infinity.
 
     Raises LocalError ``budget-exceeded``.
     """

@@ -21,7 +21,7 @@ from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
 STATUS_SECONDS = 10.0
-"""The longest wait for a status, so that a run shows its batch's trouble within half a minute."""
+"""The longest wait for a status: a run then shows its batch's trouble within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired before it was full"

@@ -130,7 +130,7 @@ class Store(queries.Queries):
     # -- run leases ------------------------------------------------------------------------------
 
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
-        """Leases to ``holder`` all runs with work that nobody drives.
+        """Leases to ``holder`` all runs that have work and that nobody drives.
 
         With ``start``, also leases the runs that this holder still held when it last ended. On
         SQLite, which belongs to one process, these are all runs with work.
@@ -217,7 +217,7 @@ class Store(queries.Queries):
     def abandon(
         self, lease: RunLease, index: int, episodes: int, step: NextStep, now: float
     ) -> None:
-        """Records that a batch was given up or lost, not counted; takes the run's next step."""
+        """Records that an uncounted batch was given up or lost, and takes the run's next step."""
         values = {"episodes_executed": episodes, "settled_at": now}
         with self._driving(lease) as connection:
             writes.move_deployment(connection, lease.run_id, index, "abandon", **values)
