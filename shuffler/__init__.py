@@ -1,18 +1,18 @@
 """The shuffler: the only service that nodes talk to.
 
-It collects reports until a batch has exactly n distinct ones. It removes their outer seals,
-permutes all their messages and hands the messages to the analyzer. The shuffler never sees a
+It collects reports until a batch has n of them, each from another user. It removes their outer
+seals, permutes all their messages and hands the messages to the analyzer. The shuffler never sees a
 plaintext message, and the analyzer never sees who sent which message or when. If the batch's
-aggregation is ``sums``, the shuffler adds the reports' masked vectors instead, and hands over their
-sum and the permuted keys of the reports.
+aggregation is ``sums``, each report is a public key and a masked vector. Then the shuffler hands
+over the sum of all vectors, and the keys, permuted.
 
 The path of a report:
 
     node -> app.upload -> core.Admission (node and batch) -> core.Shuffler.upload
          -> core._open_reports (outer seals, key from store.vault)
-         -> store.committer -> store.leasing.store_reports (rules decide; one transaction: rows of
-            store.lease_rows, users and report_rows, encrypted by store.vault; the seal)
-         -> store.report_rows, if the batch is one of sums (adds the vectors, keeps the keys)
+         -> store.committer -> store.leasing.store_reports (rules decide which reports to accept;
+            one transaction marks their leases, stores them encrypted and seals a full batch)
+         -> store.report_rows, for a batch of sums (adds the vectors, stores the keys)
     coordinator -> app.messages -> lifecycle.release -> permutation.permute_messages
          -> store.batch_rows.mark_forwarded (the digest of the bytes) -> the permuted messages
     coordinator -> app.acknowledge -> lifecycle.tidy -> secret destroyed, reports deleted

@@ -1,7 +1,7 @@
 """The shuffler's REST interface, and the process that serves it.
 
-Routes only translate; `callers` decides who may call which route. Every body is bounded before it
-is read. Uploads and messages are raw bytes that pydantic never sees.
+Routes only translate between HTTP and `core`; `callers` decides who may call which route. No body
+is read beyond its route's limit. Uploads and messages are raw bytes that pydantic never sees.
 """
 
 import asyncio
@@ -71,19 +71,19 @@ router, open_router = APIRouter(), APIRouter()
 
 
 class LongPoll(BaseModel):
-    """The query of a long poll."""
+    """The query parameters of a long poll."""
 
     wait: float = Field(default=0, ge=0, le=MAX_WAIT_SECONDS, description="long poll, in seconds")
 
 
 class BatchListQuery(LongPoll):
-    """The query of the list of batches."""
+    """The query parameters of the list of batches."""
 
     accepting: bool = False
 
 
 class StatusQuery(LongPoll):
-    """The query of a batch's status."""
+    """The query parameters of a batch's status."""
 
     state: wire.BatchState | None = None
 
@@ -269,7 +269,7 @@ async def abandon(batch_id: Hex16, core: Core, caller: CoordinatorOrOperator) ->
     openapi_extra=json_body(wire.EnrolRequest),
 )
 async def enrol(request: Request, core: Core) -> wire.Enrolment:
-    """Enrols a node. The answer has its token, which is never shown again."""
+    """Enrols a node. The answer has the node's token, which is never shown again."""
     return await core.enrol(await _document(request, wire.EnrolRequest))
 
 
@@ -287,7 +287,7 @@ async def revoke(node_id: Hex16, core: Core) -> None:
 
 @open_router.get("/v1/identity")
 async def identity(core: Core) -> wire.ShufflerIdentity:
-    """Returns the shuffler's id and public key, to compare with the pinned ones."""
+    """Returns the shuffler's id and public key. Compare the key with the one that you pinned."""
     return core.identity
 
 
@@ -338,7 +338,7 @@ declare_problems(router, _PROBLEMS, "malformed unknown-batch")
 declare_problems(open_router, {"readyz": "unavailable"}, always=ANY_CALLER)
 
 FAST_ROUTES = (deposit, list_batches, descriptor, lease, upload, status, acknowledge)
-"""Routes that are called often. They skip FastAPI's routing and injection."""
+"""Routes that are called often. They skip FastAPI's routing and dependency injection."""
 
 
 async def _chunks(release: Release) -> AsyncIterator[memoryview]:

@@ -1,7 +1,7 @@
 """Tells callers apart by their tokens. Decides which routes a caller may use, and how often.
 
-The store knows the tokens of nodes. The settings have the hashes of the tokens of the coordinator,
-the operator and a reader of the metrics.
+The store has the hashes of nodes' tokens. The settings have the hashes of three other tokens: the
+coordinator's, the operator's and that of a reader of the metrics.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from riffle.shuffler.rules import for_coordinator
 from riffle.shuffler.settings import Settings
 
 COORDINATOR = RateLimit(requests=500.0, reports=1.0, at_once=4_096)
-"""The limit of all coordinator replicas together. Each run waits for its batch in a long poll."""
+"""The limit of all coordinator replicas together. Each run holds a long poll open."""
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
 
@@ -57,7 +57,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 @contextmanager
 def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields the first of the named callers that owns the token; raises the errors of `node_of`."""
+    """Yields which of the callers ``names`` owns the token. Raises the errors of `node_of`."""
     callers: Authenticator = request.app.state.authenticator
     with callers.authenticate(token, *names) as name:
         request.state.known = True
@@ -65,7 +65,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""Callers of routes whose answer shows the coordinator less than the operator."""
+"""Callers of the routes that both may call. The coordinator gets less in the answers."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:

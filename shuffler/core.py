@@ -134,7 +134,7 @@ class Shuffler:
         await self._store.write(batch_rows.decline, batch_id, reason, self.now)
 
     def upload_limit(self, batch: batch_rows.Batch) -> int:
-        """Returns the largest size of an upload to a batch in bytes; one report always fits."""
+        """Returns the largest size, in bytes, of an upload to a batch. One report always fits."""
         frame = wire.LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, wire.MAX_USERS_A_LEASE * frame))
 
@@ -144,7 +144,8 @@ class Shuffler:
         """Stores reports. Those with the outcome ``accepted`` are durable when this returns.
 
         ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
-        if the body is not a whole number of frames, and LocalError ``too-many-requests``.
+        if the body is not a whole number of frames, and LocalError ``too-many-requests`` if the
+        node sends reports too fast or too many writes wait.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
@@ -155,7 +156,7 @@ class Shuffler:
             raise
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
-        del body, sealed  # frees 2 MB; the opened reports take as much again
+        del body, sealed  # frees memory: the opened reports need as much again
         summary = await self._store.write(
             leasing.store_reports, batch_id, node_id, opened, cipher, self.now
         )
@@ -195,7 +196,7 @@ class Shuffler:
     async def enrol(self, request: wire.EnrolRequest) -> wire.Enrolment:
         """Enrols a node."""
         enrolment = await self._store.write_for_good(users.enrol, request, self.now)
-        note("node-enrolled")  # names no node; the list of nodes has the time
+        note("node-enrolled")  # names no node; the list of nodes shows who was enrolled when
         return enrolment
 
     async def revoke(self, node_id: str) -> None:
@@ -255,7 +256,8 @@ def store_head(settings: Settings) -> Head:
 def preflight(settings: Settings) -> None:
     """Checks all that could stop the service from starting, before it takes its port.
 
-    Raises LocalError if keys, tokens or store are missing, damaged or newer than this program.
+    Raises LocalError if a key, a token or the store is missing or damaged, or if a newer version of
+    this program wrote the store.
     """
     settings.demands()
     read_pins(settings.analyzer_keys_file)
@@ -305,7 +307,8 @@ class Admission:
         return await self._cached(batch_id, batch_rows.find, batch_id)
 
     async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
-        version, now = self._changes.version, self._clock()  # a change during the read is newer
+        # Taken before the read: if a change comes during the read, the answer counts as outdated.
+        version, now = self._changes.version, self._clock()
         answer, version_read, time_read = self._entries.get(key, (None, None, 0.0))
         if version != version_read or now >= time_read + CACHE_SECONDS:
             answer = await self._store.read(query, argument)

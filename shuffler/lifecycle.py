@@ -2,8 +2,8 @@
 
 To survive a crash, each of these events takes its steps in a fixed order:
 
-- deposit: the batch's secret is synced to a file, its row is committed, then the countersigned key
-  is shown;
+- deposit: the batch's secret is synced to a file, the batch's row is committed, then the answer
+  shows the countersigned key;
 - hand-over: the digest of the permuted bytes is synced to a file and committed, then the first byte
   is sent;
 - end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
@@ -80,7 +80,7 @@ class BatchLifecycle:
         small.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
-        if present is not None:  # the first request may have failed before the head was written
+        if present is not None:  # an earlier request may have failed before it wrote the head
             return await self._store.write_for_good(lambda _: _same(present, data)), False
         pins = await asyncio.to_thread(read_pins, self._settings.analyzer_keys_file)
         if pins != self._demands.analyzer_keys:
@@ -203,8 +203,8 @@ class BatchLifecycle:
         """Erases a batch that the analyzer has received; counts failed messages against nodes.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
-        claims that these did not open, and cannot prove it. So the coordinator may name any
-        messages, with these effects:
+        claims, without proof, that these did not open or named no counter. So the coordinator may
+        name any messages, with these effects:
         - It learns nothing. No answer, check, status, record or time depends on who sent these
           messages, and its token cannot read the list of nodes.
         - It can show the shuffler's operator how many messages of its choice each node sent. If the
@@ -313,7 +313,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Refuses another descriptor of a batch: two descriptors would tell nodes apart."""
+    """Returns ``present``, or refuses ``data``: a second descriptor could tell nodes apart."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

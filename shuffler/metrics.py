@@ -167,7 +167,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
 
 
 def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
-    """Returns the part of a record that the coordinator may see (see the module's docstring)."""
+    """Returns what the coordinator may see (module's docstring); tenths only with ``show_fill``."""
     if record.state not in SHORT:
         return record.model_copy(update={"rejected": None})
     return Conservation(

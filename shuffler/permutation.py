@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Keystream:
-    """AES-256-CTR as a source of random bytes. One key makes one stream; never reuse a key."""
+    """AES-256-CTR as a source of random bytes. Use a key for one purpose: it makes one stream."""
 
     def __init__(self, key: bytes) -> None:
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
@@ -46,7 +46,7 @@ class Release:
 
     @classmethod
     def of(cls, messages: Messages, *sums: memoryview) -> "Release":
-        """Returns the release of permuted messages (n * L, message bytes), or of a sum and keys."""
+        """Returns the release of ``sums``, then permuted ``messages`` (n * L, message bytes)."""
         parts = (*sums, messages.data.cast("B"))
         digest = hashlib.sha256()
         for part in parts:
@@ -66,7 +66,7 @@ class Release:
 
 
 def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
-    """Returns the slots of the reports whose messages have these places in the hand-over."""
+    """Returns, for each place in the hand-over, the slot of the report whose message is there."""
     order = permutation(n * L, Keystream(key))
     return [int(slot) for slot in order[np.array(places)] // L]
 
@@ -80,7 +80,7 @@ def permute_messages(
     L: int,
     message_bytes: int,
 ) -> Messages:
-    """Returns the n * L messages of n reports, permuted: (n * L, message bytes).
+    """Returns all messages of n reports, permuted, in shape (n * L, message bytes).
 
     Each upload has slots and their concatenated reports; the order of uploads does not matter.
     ``key`` has 32 bytes. Raises LocalError, and releases nothing, unless each of the n slots has
@@ -106,8 +106,8 @@ def blank_copies(messages: Messages) -> int:
     """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
     Two messages count as copies if their first 8 bytes, part of a fresh public key, are equal.
-    Among honest messages, this happens in one of 1e5 batches of 1 GiB. Copies of a user's messages
-    would count the user several times. A blank message does not open and counts as dishonest.
+    Among honest messages, this happens in about one of 100,000 batches of 1 GiB. Copies of a user's
+    messages would count the user several times. A blank message does not open: it counts as failed.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

@@ -3,11 +3,11 @@
 A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 - its bytes carry the signature of the pinned coordinator;
-- it parses strictly and has few blanks;
-- its batch id is that of the path, and follows from its run and deployment;
+- it parses strictly, and at most half of it is white space;
+- its batch id is the one in the request's path, and follows from its run and deployment;
 - it names this shuffler, and a pinned analyzer key if any key is pinned;
 - it has not expired, and expires within the time that the operator allows;
-- an episode may take no longer than the operator allows, because a lease lasts as long;
+- its time for an episode is no longer than the operator allows, because a lease lasts even longer;
 - the operator allows its trust model and its aggregation;
 - its epochs are as long as the operator's, and its own epoch is the present one or the next;
 - n is at least the operator's smallest, and neither hand-over nor report is too large;
@@ -18,8 +18,8 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 
 `decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
 once, over all batches and runs. Parallel composition over batches depends on this rule. If the
-operator allows epochs, a user reports once an epoch, and the user's own node adds up how much
-privacy they spend (`node_client.ledger`). The nodes of one owner together hold at most the share of
+operator allows epochs, a user reports once an epoch, and the node's owner adds up how much privacy
+the user spends (`node_client.ledger`). The nodes of one owner together hold at most the share of
 a batch that the descriptor allows. While a batch is open, the coordinator sees no number that
 changes with every single report (`for_coordinator`).
 """
@@ -37,10 +37,11 @@ from riffle.common.protocol.signatures import batch_id, key_id, verify_deposit
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
-"""Smallest n for which the coordinator sees reports, and nodes see free slots, as tenths of n."""
+"""Smallest n for which the coordinator sees how many tenths of a batch have reported, and nodes see
+how many tenths are free."""
 
 REPORTS_A_LAPSE = 10
-"""Reports that an owner needs for each lapsed lease; an owner with fewer must wait."""
+"""Reports that an owner needs for each lapsed lease. An owner with fewer must wait for slots."""
 
 Outcome = Literal[
     "accepted",
@@ -51,12 +52,12 @@ Outcome = Literal[
     "wrong-key",
     "reused-key",
 ]
-"""``reused-key``: another report of a batch of sums has the same key."""
+"""``reused-key``: in a batch of sums, an accepted report has the same key E (`report_rows`)."""
 
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""``live``: may report. ``reported``: has reported. ``over``: has expired or was superseded."""
+"""A ``live`` lease may report, a ``reported`` one has, and one that is ``over`` never will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """The room that a node has: users of its quota, slots of the batch and of its owner's share."""
+    """What is left for a node: new users in its quota, free slots, slots of its owner's share."""
 
     quota: int
     free_slots: int
@@ -208,10 +209,10 @@ def closed_problem(state: BatchState, expires_at: int, now: int) -> Closed | Non
 def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
-    ``new``: no node of the owner has named the user. ``barred``: the user has reported, or has a
-    live lease elsewhere, with which an episode may be running. Both cases get the same refusal.
-    Only a node with room gets this refusal, so every id that a node tries out may use up one of the
-    node's slots.
+    ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
+    has a live lease elsewhere, with which an episode may be running. Both cases get the same
+    refusal. Only a node that has room gets this refusal. So a node that tries out ids may spend a
+    slot on each.
     """
     if room.free_slots < 1:
         return "batch-full"

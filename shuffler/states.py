@@ -8,7 +8,7 @@ Batches:
 
 ``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
 reports never reaches ``forwarded``: from ``open``, every event but ``fill`` leads to ``abandoned``.
-Callers can abandon only such a batch, because a full batch has used up the only report of n people.
+Callers can abandon only an open batch, because a full one has used up the only report of n people.
 A full batch is given up if its secret is lost (``lost``), since its reports can no longer be
 opened, or if nobody fetches its messages in time (``retire``). Once its messages have been handed
 over (``forwarded``), a batch is never abandoned, because the analyzer may have used them. If a
