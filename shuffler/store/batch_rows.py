@@ -126,7 +126,7 @@ _ENDS: tuple[tuple[Event, sa.Select[Any]], ...] = (
 def insert_batch(
     connection: sa.Connection, data: bytes, context: Context, signed: SignedDescriptor
 ) -> None:
-    """Stores a new batch, open."""
+    """Stores a new batch in the state ``open``."""
     d = context.descriptor
     highest = connection.scalar(sa.select(sa.func.max(batches.c.deposited)))
     connection.execute(
@@ -235,10 +235,10 @@ def end_due(connection: sa.Connection, now: int, retention: int) -> list[tuple[s
 
 
 def mark_forwarded(connection: sa.Connection, batch_id: str, sha256: str, messages: int) -> None:
-    """Records the digest of a hand-over before its first byte is sent; the bytes never change.
+    """Records the digest of a hand-over before its first byte is sent.
 
-    Raises RemoteError if the batch is not sealed, or is over, and LocalError if the bytes differ
-    from those of an earlier hand-over.
+    Raises RemoteError if the batch is not sealed, or is over. Raises LocalError if an earlier
+    hand-over of the batch had other bytes.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 not in (None, sha256):
@@ -254,7 +254,7 @@ def acknowledge(
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each message that did not open. One transaction counts these messages
+    ``failed`` has the slot of each failed message. One transaction counts these messages
     against their nodes and ends the batch, so neither a repetition nor another replica counts them
     again. Raises RemoteError ``wrong-state`` if the digest does not match, or if the batch was not
     handed over.
@@ -275,7 +275,8 @@ def to_clean(connection: sa.Connection) -> list[str]:
 def mark_clean(connection: sa.Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Deletes leases without a report, too (`shuffler.store.lease_rows.forget_unused`).
+    Also deletes the reasons of nodes that declined, and leases without a report
+    (`lease_rows.forget_unused`).
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":

@@ -56,7 +56,7 @@ _WITH_BATCH = (
     .where(is_one_of(lease_groups.c.group_id, "groups"))
 )
 PENDING = lease_groups.c.pending > literal_column("0")
-"""The database uses the index of pending leases only for this literal 0, not for a parameter."""
+"""The database uses the index `pending` only if the 0 is a literal, not a parameter."""
 
 LIVE = PENDING & (lease_groups.c.expires_at > bindparam("now"))
 _OF_BATCH = lease_groups.c.batch_id == bindparam("batch")
@@ -99,8 +99,8 @@ _SAVE = (
 class LeaseGroup:
     """The k leases of one request, addressed by their index in the group.
 
-    ``slots`` ascend. ``users`` has 16 bytes for each lease. ``digests`` has 32 bytes for each: the
-    SHA-256 of its report, or zeros before it reports.
+    ``slots`` ascend. ``users`` has 16 bytes for each lease. ``digests`` has 32 bytes for each
+    lease: the SHA-256 of the report, or zeros before there is one.
     """
 
     group_id: str
@@ -181,7 +181,7 @@ class LeaseGroup:
     def supersede(self, index: int) -> None:
         """Bars a lease from reporting, even before it expires, because its user gets another lease.
 
-        Otherwise replicas whose clocks differ could both consider a lease of this user to be live.
+        Otherwise two replicas whose clocks differ could accept reports under both leases.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 

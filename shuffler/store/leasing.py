@@ -52,7 +52,7 @@ def lease_slots(
     """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
     A lease lasts for the batch's time for an episode and ``life`` seconds more. If the batch is
-    over, the request is refused before any user is looked up. Raises RemoteError ``unauthorized``
+    full or over, all users are refused and none is looked up. Raises RemoteError ``unauthorized``
     for a revoked node, or ``unknown-batch``.
     """
     owner, quota = users.lock_node(connection, node_id)
@@ -160,7 +160,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Stores accepted reports under ``cipher``; counts others. Raises as `lease_slots` does."""
+    """Encrypts and stores the accepted reports; counts the others. Raises as `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
@@ -206,8 +206,8 @@ def _reported_elsewhere(
 ) -> set[str]:
     """Returns the leases whose users have reported with another lease.
 
-    A live lease is its user's newest lease, so no later lease has reported. A group whose leases
-    are all live is not looked up.
+    A live lease is its user's newest lease, so no later lease has reported. So users are not looked
+    up if all leases of their group are live or have reported.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:

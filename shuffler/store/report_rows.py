@@ -2,16 +2,17 @@
 
 One row has the reports of an upload, encrypted together.
 
-A batch of sums has one sum, and the keys E of its reports, stored with their slots. The transaction
-that accepts an upload adds the upload's vectors to the sum. So a batch of any size needs memory and
-disk for a few vectors only, and its hand-over takes no time.
+In a batch of sums, a report is a public key E and a masked vector. The store keeps one sum of all
+vectors, and the keys E with their slots. The transaction that accepts an upload adds the upload's
+vectors to the sum. So a batch of any size needs memory and disk for only a few vectors, and its
+hand-over takes no time.
 
 One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
 replica, the sum is over exactly the accepted reports. The sum is encrypted under the batch's secret
 and bound to the number of its reports.
 
-Each key E may occur once in a batch. To notice a second one, the store compares tags of the keys.
-Only the batch's secret can make a tag, so the tags of an erased batch do not reveal its keys.
+Each key E may occur once in a batch. The store recognises a repeated key by its tag. Only the
+batch's secret can make a tag, so the tags of an erased batch do not reveal its keys.
 """
 
 from collections.abc import Generator, Sequence
@@ -40,7 +41,7 @@ SUM_COPIES = 3
 """Copies of a sum on disk: in the database's pages, old and new, and in its log."""
 
 ADD_BYTES = 1 << 18
-"""Reports are joined to pieces of about this many bytes, and each piece is added at once."""
+"""About how many bytes of reports are added to the sum at once."""
 
 _SEALED = select(sums.c.sealed).where(sums.c.batch_id == bindparam("batch"))
 _SAVE = update(sums).where(sums.c.batch_id == bindparam("batch")).values(sealed=bindparam("sum"))
@@ -129,7 +130,7 @@ def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> No
 
 
 def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Words:
-    """Returns the sum of the batch's reports (C,); raises LocalError if it is damaged."""
+    """Returns the sum of the batch's vectors (C,); raises LocalError if the sum is damaged."""
     sealed, total = connection.scalar(_SEALED, {"batch": batch.batch_id}), _empty(batch)
     data = b"" if sealed is None else cipher.decrypt(batch.reports, bytes(sealed))
     if len(data) != total.nbytes:
@@ -139,7 +140,7 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
 
 
 class UploadKeys:
-    """The keys E of an upload's reports, and those among them that an accepted report has used."""
+    """The keys E of an upload's reports. Knows which of them accepted reports have used."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
@@ -164,7 +165,7 @@ def add_reports(
     cipher: ReportCipher,
     keys: UploadKeys,
 ) -> list[tuple[int, bytes]]:
-    """Adds accepted reports, given with their slots, to the sum; returns slots and keys E."""
+    """Adds reports, given with their slots, to the sum; returns their slots and keys E."""
     total, step = read_sum(connection, batch, cipher), max(1, ADD_BYTES // batch.message_bytes)
     for start in range(0, len(accepted), step):
         add(total, b"".join(report for _, report in accepted[start : start + step]))

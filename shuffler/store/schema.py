@@ -1,7 +1,7 @@
 """The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives its batch: it prevents a second report, over all batches and runs, or in one
-epoch. A change of a table raises the version of the schema.
+A user's row outlives the user's batch. The row prevents a second report: over all batches and runs,
+or within an epoch. Raise the version of the schema with every change of a table.
 """
 
 from functools import partial
@@ -54,7 +54,7 @@ users = Table(
     Column("user", String(32), primary_key=True),
     Column("node_id", String(32), ForeignKey("nodes.node_id"), nullable=False),
     # The newest lease, which may be over or deleted. No other lease of the user is live, or has
-    # reported.
+    # reported in the same epoch.
     Column("lease", String(32), nullable=False),
     # `bars_until` of the last reported lease that a lease of a later epoch has replaced, or 0.
     Column("barred_until", BigInteger, nullable=False, server_default=text("0")),
@@ -83,7 +83,7 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # The messages handed over, the accepted reports that were dropped, and the batch's end.
+    # Counts of messages handed over and of accepted reports dropped; the event that abandoned it.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),

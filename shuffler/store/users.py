@@ -177,7 +177,7 @@ def list_nodes(connection: Connection, now: int) -> NodeList:
 
 
 def authenticate(connection: Connection, token: str) -> str:
-    """Returns the id of a token's node; raises RemoteError ``unauthorized`` unless it is enrolled.
+    """Returns a token's node id; raises RemoteError ``unauthorized`` if no enrolled node has it.
 
     The token is looked up by its hash, so timing reveals at most something about the hash.
     """

@@ -171,9 +171,9 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Its keys are HKDF-SHA256 of the whole secret, with a label for each key. None of these keys, nor
-    the key of the outer seals or of the permutation, reveals another key. A ``part`` names stored
-    data: the slots of reports that are stored together, or the number of reports in a stored sum.
+    Each of its keys is HKDF-SHA256 of the whole secret, with a label of its own. So one of these
+    keys, or one half of the secret, reveals no other key. A ``part`` names stored data: the slots
+    of reports that are stored together, or the number of reports in a stored sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
@@ -198,7 +198,7 @@ class ReportCipher:
             raise LocalError("internal", detail) from error
 
     def tag(self, key: bytes) -> str:
-        """Returns the hex tag by which the store knows a report's key E; see `report_rows`."""
+        """Returns the hex tag by which the store recognises a report's key E (`report_rows`)."""
         self._tag_key = self._tag_key or self._derive(LABEL_TAGS)
         return hmac.digest(self._tag_key, key, "sha256")[:TAG_BYTES].hex()
 
