@@ -287,7 +287,7 @@ async def revoke(node_id: Hex16, core: Core) -> None:
 
 @open_router.get("/v1/identity")
 async def identity(core: Core) -> wire.ShufflerIdentity:
-    """Returns the shuffler's id and public key. Compare the key with the one that you pinned."""
+    """Returns the shuffler's id and public key. Compare both with what you pinned."""
     return core.identity
 
 
