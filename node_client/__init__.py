@@ -6,7 +6,7 @@ A node long-polls the shuffler for batches (`runner`, `shuffler_client`), checks
 descriptor (`trust`), and leases slots for its users (`users`). It runs one episode for each user
 and encodes it as L messages (`episode`, `environments/`), seals them (`sealing`), and uploads the
 sealed report until the shuffler has it (`pipeline`). A node stores and logs nothing about an
-episode. An app that drives the episodes itself (`participant`) stores them while they last.
+episode. An app that drives the episodes itself (`participant`) stores each episode while it lasts.
 """
 
 if not __name__.startswith("riffle."):

@@ -43,7 +43,7 @@ RewardRange = tuple[float, float]
 def slot_report(
     batch: BatchDescriptor, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Report]:
-    """Returns a user's episode (None if there is none or it failed) and the report, unsealed.
+    """Returns a user's episode and the unsealed report. A failed or missing episode is None.
 
     A report without an episode still carries noise and padding, because other users' guarantees
     need its noise. Raises the errors of `slot_randomness`.
@@ -109,7 +109,7 @@ def play(
     randomness: Randomness,
     layout: CounterLayout | None = None,
 ) -> Episode:
-    """Does what `run_episode` does, but raises. Only for simulations: errors may hold user data."""
+    """As `run_episode`, but raises errors. Only for simulations: errors may hold user data."""
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

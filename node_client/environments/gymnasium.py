@@ -59,7 +59,7 @@ class GymnasiumEnvironment:
 
 
 class TabledGymnasium(GymnasiumEnvironment):
-    """A Gymnasium environment that publishes its table, which `mdp` returns as an MDP."""
+    """A Gymnasium environment that publishes its table. ``mdp`` is the MDP of this table."""
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
         super().__init__(env, horizon, low, high)
@@ -79,9 +79,9 @@ class TabledGymnasium(GymnasiumEnvironment):
 def adapt(
     env: GymnasiumLike, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
 ) -> GymnasiumEnvironment:
-    """Adapts an environment; adds its MDP if it has a table that is valid over the horizon.
+    """Adapts a Gymnasium environment; adds its MDP if its table is valid over the horizon.
 
-    The table ignores time limits, so an environment with a limit within the horizon has no MDP.
+    Tables ignore time limits, so an environment with a limit within the horizon gets no MDP.
     """
     low, high = reward_low, reward_high
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)

@@ -1,14 +1,14 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own environments or another package's. A package offers one by an
-  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own environments or another package's. The package has an entry
+  point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is a callable of the same kind in a Python file. The parameter ``folder``
   (default: the working directory) names the file's folder. So the id does not reveal where the file
   is.
 
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
-sizes are fixed, the given ones must equal them.
+sizes are fixed, the given sizes must equal them.
 
 An external environment comes from another package, a Python file or a Python object. It is checked
 when it is made, so that a mistake is reported in one line. A later fault, in `reset` or `step`,
@@ -60,8 +60,8 @@ _SIZES = frozenset({"states", "actions", "horizon"})
 def make(reference: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
-    In place of an id, simulations may give a function or class that makes the environment, or an
-    environment with Riffle's or Gymnasium's interface.
+    In place of an id, simulations may give an environment with Riffle's or Gymnasium's interface,
+    or a function or class that makes one.
 
     Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the most
     similar known name), a value out of range, sizes that this environment does not have, or a
@@ -143,7 +143,7 @@ def _builder(name: str, folder: str) -> Constructor:
 def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
     """Returns a builder around an environment, or around a function or class that makes one.
 
-    For an environment of Gymnasium's interface, the builder also takes horizon and reward range.
+    If the environment has Gymnasium's interface, the builder also takes horizon and reward range.
     """
     if not callable(code):
         return partial(adapt, code) if hasattr(code, "observation_space") else lambda: code

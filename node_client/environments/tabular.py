@@ -1,9 +1,9 @@
-"""The interface of a node's environments, and Riffle's own: tabular MDPs and a bandit.
+"""The interface of a node's environments, and Riffle's own environments: MDPs and a bandit.
 
-An environment has X states, A actions and a horizon H, and declares the range of its real rewards.
-The node scales a reward to [0, 1] and draws a bit with this mean (`node_client.episode`). An
-environment whose episodes can end early declares one absorbing state, the last of its X states.
-After an early end, the user stays there, with zero reward, for the rest of the horizon.
+An environment has X states, A actions and a horizon H, and declares the range of its rewards. The
+node scales a reward to [0, 1] and draws a bit with this mean (`node_client.episode`). If episodes
+can end early, the environment declares one absorbing state, the last of its X states. After an
+early end, the user stays there, with zero reward, for the rest of the horizon.
 
 An environment draws only from the given randomness. So the same environment serves deployed nodes
 (the system's CSPRNG), the test entry point and the simulator (both with keyed streams).
@@ -71,8 +71,8 @@ class Environment(EpisodeShape, Protocol):
 class Declaration:
     """The owner's declaration: the possible transitions, and whether all steps are alike.
 
-    The declaration is published, so nobody may derive it from people's episodes. A field is None if
-    its part is not declared.
+    The declaration is published, so nobody may derive it from people's episodes. A field that is
+    None declares nothing.
     """
 
     support: Support | None = None
@@ -83,7 +83,7 @@ class Declaration:
 class Declared(Protocol):
     """An environment that declares its structure.
 
-    An undeclared `Modelled` environment has the declaration of its MDP.
+    A `Modelled` environment without a declaration of its own has the declaration of its MDP.
     """
 
     @property
@@ -148,7 +148,7 @@ class Modelled(Protocol):
 
 
 class TabularEnvironment:
-    """Runs episodes of a `TabularMDP`, without early ends. The reward of a step is its mean.
+    """Runs episodes of a `TabularMDP`, without early ends. Every step earns its mean reward.
 
     ``action_names`` are for people who read a policy.
     """
@@ -282,10 +282,10 @@ class BanditEnvironment:
 def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
     """Returns the MDP of a radio that chooses among C channels over H steps (X = C 2^C, A = C).
 
-    Channel c is idle or busy by a Gilbert-Elliott chain (it turns busy with probability b_c, idle
-    with g_c). The radio senses all channels, is tuned to one, and chooses one for the next slot. It
-    transmits if that channel is idle then; after retuning, only half of the slot is left. A choice
-    has a cost now and an effect later, which makes this a proper MDP.
+    Channel c follows a Gilbert-Elliott chain: it turns busy with probability b_c, and idle with
+    g_c. The radio senses all channels, is tuned to one, and chooses one for the next slot. It
+    transmits if the chosen channel is idle in that slot; after retuning, half of the slot is lost.
+    A choice has a cost now and an effect later, so a good policy must plan.
 
     State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy.
     P(x' | x, a): tuned' = a, and channels move independently. r(x, a) = Pr[channel a idle next | x]
@@ -305,7 +305,7 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the law (S, 2^C) of the next occupancy from the chances (S, C) to be busy."""
+    """Returns the law (S, 2^C) of the next occupancy from channels' chances (S, C) to be busy."""
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 
