@@ -1,8 +1,8 @@
 """The ledger of the privacy that people spend over their lives. The owner of their nodes keeps it.
 
-A person may report more than once: at several shufflers, or once an epoch. Then only the owner can
-add up what these reports reveal together. So the owner sets a lifetime limit (epsilon, beta), and a
-node charges each report to this ledger before it runs the episode:
+A person may report more than once: at several shufflers, or in several epochs. Then only the owner
+can add up what these reports reveal together. So the owner sets a lifetime limit (epsilon, beta),
+and a node charges each report to this ledger before it runs the episode:
 
 - A charge is refused if the exact composition of all the person's batches would exceed the limit
   (`common.accounting.repeated_user_guarantee`, at the limit's beta and the dishonest fraction that
@@ -17,7 +17,7 @@ All nodes of an owner, also those of different shufflers, share one SQLite file.
 opens the file afresh. The transaction compares the file's number of changes with the head, a copy
 of this number in another folder (`common.process.heads`). So an older copy or an emptied file is
 refused, and no user is asked for an episode, even if the file is replaced while nodes run. The file
-is not encrypted, and shows the owner's people, by the ids that the shufflers know, with each
+is not encrypted. It lists the owner's people, under the ids that the shufflers know, with each
 person's batches.
 """
 
@@ -161,7 +161,7 @@ class PersonalLedger:
     def charge(self, users: Sequence[str], charge: Charge) -> list[str]:
         """Charges users durably for a report to a batch; returns those who were charged.
 
-        Nobody else may be asked.
+        Only these users may be asked.
         """
         charged, document, now = [], charge.model_dump_json(), int(self.clock())
         with self._writing() as database:
@@ -173,7 +173,7 @@ class PersonalLedger:
         return charged
 
     def give_back(self, users: Sequence[str], charge: Charge) -> None:
-        """Deletes the charges of reports if nothing of these reports has left the device."""
+        """Deletes these charges. Call it only if nothing of the reports has left the device."""
         rows = [(user, charge.batch_id) for user in users]
         with self._writing() as database:
             database.executemany("DELETE FROM charges WHERE user = ? AND batch_id = ?", rows)
@@ -196,7 +196,7 @@ class PersonalLedger:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction that writes and raises the file's number; then writes the head."""
+        """Opens a transaction that also counts this change; then writes the count to the head."""
         with self._transaction("BEGIN IMMEDIATE") as database:
             yield database
             raise_number = "UPDATE head SET number = number + 1 RETURNING number"

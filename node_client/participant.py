@@ -1,7 +1,7 @@
 """A node inside an app, which drives the episodes of its users itself, many at once.
 
-An app shows actions to its users. Minutes or days later, it learns what happened. The node's own
-code does everything else, as in `main`: checks, users, sealing, upload.
+An app shows actions to its users. Minutes or days later, the app learns what happened. The node's
+own code does everything else, as in `main`: checks, users, sealing, upload.
 
 A person's episode must survive a restart of the app. So the users' file has a `Row` for each
 person: the lease, the word that selects the policy, and the recorded steps (states and reward bits,
@@ -13,9 +13,8 @@ never rewards). A row is as private as the app's own data about this person.
 - An app that never starts again leaves its last rows behind: delete its `state_dir`.
 
 If a user gives up or does not report in time, the report carries only noise and padding. So no
-missing report shows what a person did. If an app is gone for good, its slots go to others when
-their leases end. Then its users' noise is missing, but nothing else about these users becomes
-known.
+missing report shows what a person did. If an app is gone for good, its leases end and its slots go
+to other users. Then its users' noise is missing, but nothing else about these users becomes known.
 
 If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
 charge stays even if the user gives up. Whether a report holds an episode is as private as the
@@ -46,7 +45,7 @@ from riffle.node_client.sealing import seal_reports
 from riffle.node_client.settings import JOURNAL, AppSettings
 
 LONGEST_SLEEP = 60.0
-"""A sleeping machine stops timers, so the clock is read again at this interval (seconds)."""
+"""Seconds after which the clock is read again, because a sleeping machine stops timers."""
 
 
 RecordedStep = tuple[int, int, int | None]
@@ -134,8 +133,8 @@ class UserLease:
     async def report(self) -> None:
         """Sends the report, and returns when the shuffler has stored it.
 
-        While the shuffler is away, waits until the batch is over; while a file cannot be used,
-        waits until it can. If the call is cancelled, the report is still sent. Raises LocalError
+        If the shuffler is away, tries again until the batch is over. If a file cannot be used,
+        waits until it can be. If the call is cancelled, the report is still sent. Raises LocalError
         ``wrong-state`` if steps are missing, LocalError ``late`` if the episode is over, and
         RemoteError if the shuffler refuses the report.
         """
@@ -186,7 +185,7 @@ class Participant(AsyncExitStack):
 
     ``sizes`` (X, A, H), ``reward_range``, ``absorbing`` and ``declaration`` describe the app's
     episodes, as in `Environment`. The settings are a node's ``RIFFLE_NODE_...`` variables; keyword
-    arguments such as ``state_dir`` replace them. Only one process at a time uses a state folder.
+    arguments such as ``state_dir`` replace them. Only one process at a time may use a state folder.
 
     Raises LocalError ``invalid-spec``, which names what is wrong with the settings.
     """
@@ -216,7 +215,7 @@ class Participant(AsyncExitStack):
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
-        """Continues the episodes on disk. At the end, sends reports for at most some seconds."""
+        """Continues the episodes on disk. At the end, sends reports for at most `DRAIN_SECONDS`."""
         async with open_nodes(
             self._settings,
             self._settings.demands(self),
@@ -238,17 +237,17 @@ class Participant(AsyncExitStack):
                 await finish([held.delivery for held in leases if held.delivery], DRAIN_SECONDS)
 
     async def lease(self, user: str) -> UserLease:
-        """Returns a user's lease, the same one until its report is sent, also after a restart.
+        """Returns a user's lease: until its report is sent, always this one, also after a restart.
 
         ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
-        `opaque_id` that is made from it. A person takes part once, or once an epoch if the settings
+        `opaque_id` of this id. A person takes part once, or once an epoch if the settings
         allow epochs and the person's lifetime limit is not reached.
 
         Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
         cannot be used. Raises LocalError ``user-unavailable`` if the user was asked before or the
         report would pass the user's lifetime limit, and ``late`` if the episode is over. Raises
-        LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or has blanks other
-        than single ones inside. Raises RemoteError if the shuffler refuses the user or the node.
+        LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or has any blanks
+        but single spaces between words. Raises RemoteError if the shuffler refuses user or node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -258,7 +257,7 @@ class Participant(AsyncExitStack):
         return held
 
     async def _ask(self, name: str) -> UserLease:
-        """Takes a slot for a user, by the first of the owner's nodes that gets one."""
+        """Takes a slot for a user. Tries this app's nodes in turn, until one gets a slot."""
         await asyncio.to_thread(self._users.admit, name)
         none = "no open batch has room for this user now; try again later"
         refused = LocalError("unavailable", none)
@@ -290,7 +289,7 @@ class Participant(AsyncExitStack):
         return None
 
     async def _begin(self, node: NodeState, job: Job, lease: Lease) -> UserLease:
-        """Charges the user, and records in one transaction the lease and that the user was asked.
+        """Charges the user. Then records, in one write, the lease and that the user was asked.
 
         If the app crashes before the charge, the user gets the same lease again. If it crashes
         after the charge, the charge stays. If the app cancels the call of `lease`, the next call
@@ -313,7 +312,7 @@ class Participant(AsyncExitStack):
         return held
 
     async def _send_in_time(self, held: UserLease) -> None:
-        """Sends noise when the time is over; after a restart, sends the report that is left."""
+        """Sends noise when the episode's time is over. After a restart, sends an unsent report."""
         while held.row.steps is not None and (left := held.ends_at - self._clock()) > 0:
             await self._sleep(min(left, LONGEST_SLEEP))
         self._send(held)
@@ -334,7 +333,7 @@ class Participant(AsyncExitStack):
         return job
 
     async def _deliver(self, held: UserLease) -> None:
-        """Sends a user's report. Repeats this while the lease lasts and nobody has refused it.
+        """Sends a user's report. Tries again until it is sent or refused, or the lease ends.
 
         After the lease, forgets the user as soon as the file can be written.
         """

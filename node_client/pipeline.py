@@ -44,7 +44,7 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Share of a lease within which the shuffler should decide on the reports of all asked users."""
+"""Share of a lease within which all asked users' reports should be sent and decided on."""
 
 SLOWEST = 0.5
 """Share of a lease that sealing and uploading one report may take."""
@@ -123,7 +123,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns the leases that end late enough for reports that follow all those under way."""
+        """Returns leases whose reports can be in time, after all reports that are under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -144,7 +144,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns the descriptor's seconds for an episode, plus ``share`` of what is then left."""
+        """Returns an episode's seconds: the descriptor's, plus ``share`` of the rest of ``left``."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 
@@ -233,7 +233,7 @@ class Pipeline:
                 return
 
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
-        """Runs and encodes these users' episodes; seals and uploads them in the background.
+        """Runs and encodes these users' episodes; seals and uploads reports in the background.
 
         Users whose leases end too soon are not asked. Returns the number of asked users.
         """
@@ -288,8 +288,8 @@ class Pipeline:
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
-        The other reports carry noise only. While an overdue episode runs, no other begins
-        (`is_stuck`).
+        The reports of overdue episodes carry noise only. While an overdue episode runs, no other
+        begins (`is_stuck`).
         """
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()
         left = min(lease.expires_at for lease in chunk) - self.clock()
@@ -327,7 +327,7 @@ class Pipeline:
 
     def _count(self, progress: _Progress) -> int:
         if progress.failed and not self.totals.failed:
-            JOURNAL.note("environment-failed", logging.WARNING)  # its report carries noise only
+            JOURNAL.note("environment-failed", logging.WARNING)  # the report is only noise
         episodes = sum(row is not None for row in progress.rows)
         self.totals.failed += progress.failed
         self.totals.episodes += episodes
@@ -375,7 +375,7 @@ class Pipeline:
     ) -> UploadReply:
         """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
 
-        The shuffler refuses an upload with an outdated key unread, so it never gets a report twice.
+        The shuffler does not read an upload with an outdated key, so it never gets a report twice.
         ``keep`` is called with the sealed reports before they leave.
         """
 

@@ -31,12 +31,12 @@ from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
-MOST_DOUBLINGS = 7  # times that the pause doubles while the users file fails, to half a minute
-IDLE_DOUBLINGS = 3  # times that the pause doubles while no batch can be served, to two seconds
+MOST_DOUBLINGS = 7  # of the pause while the record of users fails, to half a minute
+IDLE_DOUBLINGS = 3  # of the pause while no batch can be served, to two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
-REFUSAL_DOUBLINGS = 6  # times that the pause after a refused check doubles, to ten minutes
+REFUSAL_DOUBLINGS = 6  # of the pause after each refusal of a batch, to ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 OnStart = Callable[[], None] | None
 _REVOKED = frozenset({"unauthorized", "forbidden"})
@@ -156,7 +156,7 @@ class Runner:
         return [(await self._job(node, batch), batch.free_slots) for batch in reply.batches]
 
     async def _reload_users(self) -> None:
-        """Replaces the users who were not asked if the owner has changed the users file."""
+        """If the owner has changed the users file, replaces the users who were not asked yet."""
         if self.users_file is None or (version := _version(self.users_file)) == self._users_version:
             return
         self._users_version = version
@@ -165,7 +165,7 @@ class Runner:
             await asyncio.to_thread(self.pipeline.users.replace_unasked, listed or {})
         except LocalError as error:
             JOURNAL.problem("users-file", error)
-            if error.slug == "unavailable":  # the store's, not the file's: try again next turn
+            if error.slug == "unavailable":  # of the record of users: try again next turn
                 self._users_version = None
                 self._users_file_failures += 1
             return
@@ -221,7 +221,7 @@ class Runner:
             return 0
         try:
             asked = await self._serve(node, job, free)
-        except LocalError as error:  # of the users file: a user who cannot be marked is not asked
+        except LocalError as error:  # a user who cannot be marked is not asked
             if error.slug != "unavailable":
                 raise
             self._users_file_failures += 1
@@ -231,7 +231,7 @@ class Runner:
         return asked
 
     async def _serve(self, node: NodeState, job: Job, free: int) -> int | None:
-        """Does `_lease_and_submit` for one node. Raises LocalError if the users file fails."""
+        """Does `_lease_and_submit` for one node. Raises LocalError if the record of users fails."""
         if self._users_file_failures:  # take no slot from others until users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
         most = min(self.users_a_request, await self.most_users(job))
@@ -380,8 +380,8 @@ def _version(file: Path) -> tuple[int, int] | None:
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Returns how many users to name in one lease request, for reports of ``messages`` messages.
 
-    The number is the node's fair share of the free slots, within the smallest and the largest size
-    of a chunk (see `sealing`), but not above ``free`` or ``users_a_request``.
+    It is the node's fair share of the free slots, but at least the smallest chunk and at most the
+    largest (`sealing`), and never more than ``free`` or ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

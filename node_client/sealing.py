@@ -30,7 +30,7 @@ LEAST_CHUNK = 36_000
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 MESSAGE_BYTES = 50
-"""About the size of a sealed message. A vector counts as so many messages as have its size."""
+"""About the size of a sealed message. The sizes of vectors are given in such messages, too."""
 _BREAKS_IN_A_ROW = 3
 
 
@@ -72,7 +72,7 @@ class SealKeys:
 
     @property
     def size(self) -> int:
-        """The report's size in messages: L or, for a vector, the number that has as many bytes."""
+        """A report's size in messages: L or, for a vector, its bytes divided by `MESSAGE_BYTES`."""
         return -(-self.report_bytes // MESSAGE_BYTES) if self.word_bits else self.messages
 
 

@@ -288,7 +288,7 @@ def _read(kind: str, file: Path, adapter: TypeAdapter[T]) -> T:
         return adapter.validate_json(configuration.file_bytes(f"{PREFIX}{kind.upper()}_FILE", file))
     except ValidationError as error:  # raised without its cause, which would show tokens or ids
         is_key = error.errors(include_input=False)[0]["loc"][-1:] == ("[key]",)
-        # Who writes the users file the wrong way round has users' ids as keys: quote no key.
+        # In a users file written the wrong way round, users' ids are the keys: quote no key.
         why = "a key is not a node's id, 32 hex digits" if is_key else first_fault(error)
         raise _bad_file(kind, file, why) from None
 

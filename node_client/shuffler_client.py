@@ -1,10 +1,10 @@
 """The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
 
-A request is retried if the fault is temporary: no connection, no answer, 429, 5xx, or an answer
-that is not the shuffler's. Before retry k, the delay is a random share of base * 2^k, so that nodes
-do not retry in step. The delay is added to ``Retry-After``. Only a problem document from the
-shuffler is final: it becomes a `RemoteError` with the same slug. A repeated request changes nothing
-at the shuffler, so a lost answer costs only another request.
+A request is retried if the fault is temporary: no connection, no answer, 408, 429, 5xx, or an
+answer that is not the shuffler's. Before retry k, the delay is a random share of base * 2^k, so
+that nodes do not retry in step. An answer's ``Retry-After`` is added to the delay. Any other
+problem document from the shuffler is final: it becomes a `RemoteError` with the same slug. A
+repeated request changes nothing at the shuffler, so a lost answer costs only another request.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Backoff:
     clock: Callable[[], float] = time.time
 
     def delay(self, retry: int, floor: float) -> float:
-        """Returns the seconds to wait before a retry: ``floor`` and a random delay."""
+        """Returns the seconds to wait before a retry: ``floor`` plus a random delay."""
         most: float = min(self.cap, self.base * 2.0 ** min(retry, 30))
         return floor + self.share() * most
 

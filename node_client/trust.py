@@ -10,8 +10,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - it has not expired, and will not stay open for longer than the owner allows, and an episode may
   not take longer than the owner allows;
 - the owner allows its trust model and aggregation, whatever its guarantee is;
-- if it lets a person report once an epoch, the owner allows such short epochs, and its own epoch is
-  the present one or the next;
+- if it lets a person report once an epoch, the owner allows epochs as short as these, and the
+  batch's epoch is the present one or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
 - its declared support has every transition that this node's environment declares possible;
@@ -23,8 +23,8 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - the descriptor's promise is true, and its epsilon is at most the owner's. Epsilon is recomputed
   for its trust model from n, noise, padding and counters, at the owner's beta and dishonest
-  fraction. If a single owner may hold a larger share of the slots, this share counts instead,
-  because that owner's nodes might add no noise.
+  fraction. If one owner may hold a share of the slots that is larger than this fraction, the share
+  counts instead, because that owner's nodes might add no noise.
 
 Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.

@@ -8,10 +8,10 @@ slot's lease expires, and the shuffler gives the slot to somebody else.
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
 
-The node's owner lists the users of each node by ids of their own, such as e-mail addresses. The
+The node's owner lists the users of each node by the owner's own ids, such as e-mail addresses. The
 file of users and the shuffler know a user by `opaque_id`. So nobody without the owner's key can
 test whether a person took part, or take that person's place. With another key, everybody would be a
-new user. So the file remembers a digest of its key, and other keys are refused.
+new user. So the file has a digest of the key, and another key is refused.
 
 Simulated users have invented ids (16 bytes from the system's CSPRNG). One person could be asked
 under several invented ids, so these ids are for simulations and tests only.
@@ -63,7 +63,7 @@ class Users:
     ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
     ``key`` is the key of `opaque_id`. ``ledger`` is the owner's ledger, if people have a lifetime
     limit. The column ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises
-    LocalError ``unavailable`` if another process uses the directory or a newer Riffle wrote it, and
+    LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it, and
     ``wrong-state`` if the file belongs to another key.
     """
 
@@ -194,7 +194,7 @@ class Users:
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all users by the listed ones. The file still knows who was asked, and when."""
+        """Replaces all users by the listed ones. Remembers who was asked, with `barred_until`."""
         unasked = self._rows("SELECT user FROM users WHERE barred_until = 0", ())
         self.forget([str(row[0]) for row in unasked])
         self._write("UPDATE users SET node = ''", [()])
