@@ -1,7 +1,7 @@
 """Checks that installed distributions are locked, hashed, and under accepted licences.
 
-It needs no network. `pip-audit --require-hashes -r requirements.lock` looks up known
-vulnerabilities, and needs one.
+This script needs no network. To look up known vulnerabilities, which needs a network,
+use `pip-audit --require-hashes -r requirements.lock`.
 """
 
 import json
@@ -22,7 +22,7 @@ EXTRAS = r"(?:\[([^\]]*)\])?"
 
 
 def locked(file: Path) -> dict[str, tuple[str, int]]:
-    """Returns version and number of hashes by normal name; refuses a line that pins nothing."""
+    """Returns name -> (version, number of hashes), names as in `normal`; refuses other lines."""
     pins: dict[str, tuple[str, int]] = {}
     name = ""
     for line in file.read_text().splitlines():
@@ -37,12 +37,12 @@ def locked(file: Path) -> dict[str, tuple[str, int]]:
 
 
 def normal(name: str) -> str:
-    """Returns a distribution's name as package indexes compare it."""
+    """Returns a distribution's name in the form in which package indexes compare names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def licence(distribution: Distribution) -> str:
-    """Returns all that a distribution's metadata state about its licence."""
+    """Returns everything that a distribution's metadata say about its licence."""
     metadata = distribution.metadata
     classifiers = [c for c in metadata.get_all("Classifier") or [] if c.startswith("License")]
     first_line = (metadata.get("License") or "").split("\n")[0]
@@ -50,9 +50,9 @@ def licence(distribution: Distribution) -> str:
 
 
 def extras_not_locked(file: Path) -> list[str]:
-    """Returns a line for each extra that is needed and that the lock does not name.
+    """Returns a line for each extra that a distribution needs and the lock does not name.
 
-    Without the extra, releases of pip before 23.3 look for the newest release, which has no hash.
+    For an unnamed extra, pip before 23.3 looks for the newest release, which has no hash.
     """
     pins = re.findall(rf"^([A-Za-z0-9._-]+){EXTRAS}==", file.read_text(), re.M)
     named = {(normal(name), normal(e.strip())) for name, extras in pins for e in extras.split(",")}

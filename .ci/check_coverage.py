@@ -1,4 +1,4 @@
-"""Fails when the tests cover less than before, or when coverage did not see the code at all."""
+"""Fails if the tests cover too little of the code, or if coverage did not see all of the code."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
 """Makes the test vectors of docs/protocol.md, the same each time: ``python -m docs.make_vectors``.
 
 All keys follow from names by SHA-256. All random draws come from tapes, which are SHAKE-256 streams
-of names. HPKE with a known ephemeral key exists here and in no other place: it would make seals
+of names. HPKE with a known ephemeral key exists only here, because such a key makes seals
 linkable. `tests.test_vectors` makes the files again, and gives them to the functions of Riffle.
 """
 
@@ -68,7 +68,7 @@ class Tape:
 
     @property
     def random(self) -> Randomness:
-        """The tape as a source of draws. No code of Riffle's uses this type of source."""
+        """The tape as a source of draws. Riffle itself never draws from a tape, hence the cast."""
         return cast("Randomness", self)
 
 
@@ -97,7 +97,7 @@ def _extract(suite: bytes, salt: bytes, label: bytes, ikm: bytes) -> bytes:
 
 
 def _expand(suite: bytes, prk: bytes, label: bytes, info: bytes, size: int) -> bytes:
-    """Returns at most 32 bytes of HKDF-Expand, so one block is enough."""
+    """Returns ``size`` bytes of HKDF-Expand. At most 32 are needed, so one block is enough."""
     text = size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + info
     return hmac.digest(prk, text + b"\x01", "sha256")[:size]
 
@@ -304,7 +304,7 @@ OWNERS: dict[str, Json] = {
     "epochs": {"shortest_epoch": 604_800},
     "overflow": {"beta": 0.99, "dishonest_fraction": 0.0},
 }
-"""The settings of owners who accept the descriptors that `OWNER` refuses."""
+"""For each descriptor that `OWNER` refuses, the settings of an owner who accepts it."""
 
 
 def context_of(text: str) -> d.Context:
@@ -363,7 +363,7 @@ def key_id(name: str) -> str:
 
 
 def refusal_vectors() -> Json:
-    """Returns envelopes with one fault each, the check that finds it, and its problem."""
+    """Returns envelopes with one fault or none, the check that finds the fault, and the problem."""
     return {"now": NOW, "keys": KEYS, "owner": OWNER, "vectors": list(_refusals())}
 
 
@@ -553,14 +553,17 @@ CONTENT: tuple[tuple[str, int, str | None, Json], ...] = (
         {"guarantee": {"epsilon": 1.0, "beta": 0.0001, "dishonest_fraction": 0.05}},
     ),
 )
-"""Name, number of the check (0: accepted), problem, and the changes of descriptor and owner."""
+"""Name, number of the check (0: accepted), problem, and what changes in descriptor and owner."""
 
 
 # ---- parsing ------------------------------------------------------------------------------------
 
 
 def parsing_vectors() -> Json:
-    """Returns texts that parse or not. With ``repeat``, a mark in a text stands for many copies."""
+    """Returns texts with their problem: null if a text must parse.
+
+    ``repeat`` says, for each mark in the text, which part stands in its place, and how many times.
+    """
     return {"vectors": [*_limits(), *_faults()]}
 
 
@@ -766,7 +769,7 @@ def _limits() -> Iterator[Json]:
 
 
 def _largest_fit(noise: Json) -> int:
-    """Returns the largest n of which words of 16 bits hold data and noise."""
+    """Returns the largest n for which words of 16 bits have room for all data and noise."""
     made = Noise(noise["bits"], noise["p_numerator"], noise["p_log2"])
     return max(n for n in range(50_000, 65_536) if sums.word_bits(n, made) == 16)
 
@@ -775,7 +778,7 @@ def _largest_fit(noise: Json) -> int:
 
 
 def counter_vectors() -> Json:
-    """Returns layouts of counters, and episodes as indices; null for one outside the support."""
+    """Returns layouts of counters, with episodes' indices: null for one outside the support."""
     steps: Json = {"start": [0, 2], "next": [_table(h) for h in range(3)]}
     always: Json = {"start": [1], "next": [_table(0)]}
     vectors = []
@@ -828,7 +831,7 @@ def _layout(families: Families, layer: int | None, support: Json | None) -> Coun
 
 
 def _table(h: int) -> list[list[list[int]]]:
-    """Returns one step's successors of 4 states and 2 actions: one, two or three states."""
+    """Returns the one to three successors of each of 4 states and 2 actions, in table ``h``."""
     tape = Tape(f"table {h}")
     chosen = []
     for _ in range(4):
@@ -858,7 +861,7 @@ def _episode(name: str, sizes: Sizes, support: Json | None) -> Episode:
 
 
 def _impossible(support: Json, episode: Episode) -> int:
-    """Returns a last state that the support does not allow."""
+    """Returns a last state that the support does not allow for this episode."""
     tables = support["next"]
     table = tables[(len(episode.actions) - 1) % len(tables)]
     return min(set(range(4)) - set(table[episode.states[-2]][episode.actions[-1]]))
@@ -943,7 +946,7 @@ NOISE_DRAWS = (
 
 
 def _noise_draw(counters: int, bits: int, numerator: int, log2: int, name: str) -> Json:
-    """Draws from a tape that needs further bits at least once, if there are enough draws."""
+    """Draws from a tape: if log2 is 8 or more, one where 16 bits do not settle every draw."""
     noise, number = Noise(bits, numerator, log2), 0
     while True:
         tape = Tape(f"noise {name} {number}")
@@ -962,7 +965,7 @@ def _noise_draw(counters: int, bits: int, numerator: int, log2: int, name: str) 
 def report_vectors() -> Json:
     """Returns whole reports of each workflow, family, scope and support, with all their draws.
 
-    The ephemeral private key of seal i is `secret` of the vector's name and i.
+    The ephemeral private key of seal i is ``secret(f"{name} {i}")`` with the vector's name.
     """
     names = [*descriptors()][:48]
     names += ["two bytes an index", "tables for each step", "words of 32 bits", "binomial noise"]
@@ -1049,7 +1052,7 @@ def hpke_vectors() -> Json:
 
 
 def _broken_seals(context: d.Context) -> Iterator[Json]:
-    """Yields seals with one fault each. The receiver expects the key and info of the first one."""
+    """Yields seals with one fault each, for a receiver that opens the analyzer's messages."""
     ephemeral, public, text = secret("broken"), x25519(ANALYZER), b"\x06"
     info, digest = context.message_info, context.digest
     whole = seal(ephemeral, public, info, text)
@@ -1128,7 +1131,7 @@ def _debias() -> Iterator[Json]:
 
 
 def _summed() -> Json:
-    """Returns a batch of sums of three reports. The key of one is a point of low order."""
+    """Returns a batch of sums with three reports. One report's key is a point of low order."""
     context = context_of(descriptors()["sums joint one any"])
     C, bits = context.descriptor.layout.counters, 16
     keys, total, info = b"", sums.empty_sum(C, bits), context.mask_info
@@ -1152,7 +1155,7 @@ def _summed() -> Json:
 
 
 def accountant_vectors() -> Json:
-    """Returns batches with lower and upper bounds of epsilon, to 7 digits, rounded outward."""
+    """Returns batches with lower and upper bounds of epsilon: 7 digits, rounded down and up."""
     rows = []
     for gamma, beta in ((0.0, 1e-5), (0.05, 1e-5), (0.05, 1e-2), (0.3, 1e-3)):
         for name, changes in ACCOUNTED.items():
@@ -1217,7 +1220,7 @@ ACCOUNTED: dict[str, Json] = {
 
 
 def wire_vectors() -> Json:
-    """Returns a node's requests, and how it reads answers: as final, or to be repeated later."""
+    """Returns a node's requests, and for answers whether they are final or need a retry."""
     key = bytes(range(32))
     people = ("ann@example.org", "Ann@example.org", "", "J\u00fcrgen")
     return {
@@ -1245,7 +1248,7 @@ SHOWN_HEADERS = ("authorization", "content-type", "accept-encoding", "riffle-bat
 
 
 async def requests() -> list[Json]:
-    """Returns the requests that the reference node makes, in the order of a batch."""
+    """Returns the requests that the reference node makes for one batch, in their order."""
     from riffle.node_client.shuffler_client import ShufflerClient  # noqa: PLC0415  (much to load)
 
     batch, user, lease = fields()["batch_id"], "11" * 16, secret("lease").hex()[:32]
@@ -1336,7 +1339,7 @@ FILES = {
 
 
 def text_of(content: Json) -> str:
-    """Returns a file's text: one vector a line."""
+    """Returns a file's text, with one vector in each line."""
     lines = []
     for name, value in content.items():
         if isinstance(value, list):

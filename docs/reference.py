@@ -1,7 +1,8 @@
 """Makes reference pages in docs/ from the code. ``make docs`` writes them; a test compares them.
 
-Learners and environments come from their docstrings, settings and commands from their own
-descriptions, REST from both services' OpenAPI documents, problems from the table of errors.
+The page of learners and environments is made from docstrings, the pages of settings and commands
+from the descriptions in their definitions, the page of REST from both services' OpenAPI documents,
+and the page of problems from the table `PROBLEMS`.
 """
 
 import inspect
@@ -68,7 +69,7 @@ def _paragraph(documented: object, which: int = 0) -> str:
 
 
 def _learner(factory: Callable[..., object]) -> str:
-    """Returns a learner's description: the docstring of its factory or of a partial's class."""
+    """Returns a learner's description: the docstring of its factory, or of a class in a partial."""
     documented = factory.args[0] if isinstance(factory, partial) else factory
     return _paragraph(documented).removeprefix("Makes ")
 
@@ -199,7 +200,7 @@ def rest_page() -> str:
 
 
 def problems_of(route: Json) -> list[str]:
-    """Returns the slugs of a route's problems, from its OpenAPI."""
+    """Returns the slugs of a route's problems, from the route's OpenAPI description."""
     schema = route["responses"]["default"]["content"][MEDIA_TYPE]["schema"]
     return [each.removeprefix(URN) for each in schema["properties"]["type"]["enum"]]
 
@@ -261,7 +262,7 @@ def _bodies(message: Json) -> list[str]:
 
 
 def _schemas(document: Json) -> dict[str, Json]:
-    """Returns schemas by title: the components, and those that request bodies carry inline."""
+    """Returns schemas by title: those of components, and those inside of request bodies."""
     schemas: dict[str, Json] = dict(document.get("components", {}).get("schemas", {}))
     for methods in document["paths"].values():
         for route in methods.values():
@@ -350,7 +351,7 @@ def commands_page() -> str:
 
 
 def commands() -> list[tuple[str, TyperCommand]]:
-    """Returns every command that can be typed, with its name."""
+    """Returns every command that can be typed, as pairs of name and command."""
     roots = (get_command(build([name])) for name in sorted(COMMANDS))
     return [leaf for root in roots for leaf in _leaves(root, "riffle")]
 

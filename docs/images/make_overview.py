@@ -39,7 +39,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def messages(axes: Axes, left: float, *, linkable: bool) -> None:
-    """Draws twelve sealed messages, coloured by user as long as a message shows its sender."""
+    """Draws twelve sealed messages: in their users' colours if ``linkable``, else in grey."""
     for i in range(12):
         colour = COLOURS[i // 3] if linkable else "#9aa5b1"
         place = (left + 0.235 * (i % 6), 0.62 - 0.27 * (i // 6))
