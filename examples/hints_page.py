@@ -1,4 +1,4 @@
-"""A page whose visitors are nodes, and its network: one batch of them and of simulated people.
+"""A page whose visitors take part in a batch, together with simulated people, and its network.
 
     make web
     python examples/hints_page.py --people 299 --visitors 1
@@ -39,7 +39,7 @@ def people() -> dict[str, Any]:
 
 
 class Files(SimpleHTTPRequestHandler):
-    """Serves files, and says nothing."""
+    """Serves files, without a log."""
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
@@ -58,7 +58,7 @@ def page(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def settings(network: LoopbackNetwork, visitors: int) -> dict[str, Any]:
-    """Enrols the page as a node of its own owner; returns its settings, token included."""
+    """Enrols the page as a node with an owner of its own; returns its settings and token."""
     own, nodes = network.config.folder / "page.json", network.secrets / "nodes"
     secrets.enrol(network.secrets, network.shuffler_url, ["page"], 1, visitors, file=own)
     keys = sorted(read_pins(nodes / "analyzer_keys") or ())
@@ -78,7 +78,7 @@ def settings(network: LoopbackNetwork, visitors: int) -> dict[str, Any]:
 
 @contextmanager
 def ready(folder: Path, simulated: int, visitors: int) -> Iterator[tuple[str, Operator, str]]:
-    """Runs network, nodes and page with one open batch; yields the page, operator and run."""
+    """Runs network, nodes and page with an open batch; yields page URL, operator and run id."""
     table = folder / "people.json"
     table.write_text(json.dumps(people()))
     parameters = {"path": str(table)}
@@ -93,7 +93,7 @@ def ready(folder: Path, simulated: int, visitors: int) -> Iterator[tuple[str, Op
 
 
 def deploy(operator: Operator, n: int) -> str:
-    """Opens a run and its batch: one kind of hint for each person, by a fair coin."""
+    """Opens a run and its batch. A fair coin chooses one kind of hint for each person."""
     sizes = {"states": STATES, "actions": HINTS, "horizon": RIDDLES}
     spec: dict[str, Any] = {
         "environment": "File-v0",

@@ -2,9 +2,9 @@
 
     RIFFLE_NODE_...=... locust -f examples/locustfile.py --headless -u 50 -r 10 -t 60s
 
-It has the settings of a node process (docs/settings.md) and uses the credentials in turn. User ids
-are random, so use it only with a network that serves nobody. A batch must be open. Each of Locust's
-users is a closed loop, which waits for an answer before it goes on, and all seal in one thread.
+It reads the settings of a node process (docs/settings.md). Its nodes take the credentials in turn.
+User ids are random, so use it only with a network that serves nobody. A batch must be open. Each of
+Locust's users waits for an answer before it goes on (a closed loop), and all seal in one thread.
 `riffle load` is an open loop, and distinguishes its own limit from the server's.
 """
 
@@ -42,7 +42,7 @@ class Node(HttpUser):
     wait_time = constant_pacing(1)
 
     def on_start(self) -> None:
-        """Takes a credential."""
+        """Takes the next credential."""
         self.client.headers["Authorization"] = f"Bearer {next(CREDENTIALS).token}"
         self.client.verify = str(SETTINGS.ca_file) if SETTINGS.ca_file else True
         self.job: Job | None = None

@@ -12,11 +12,11 @@ from riffle import Participant, RiffleError, Sizes
 HINTS = Sizes(X=2, A=3, H=3)
 STUCK, WELL = 0, 1
 Show = Callable[[str, int], Awaitable[bool]]
-"""Shows a user a hint, by whatever the app has, and returns whether the hint helped."""
+"""Shows a user a hint, in the app's own way, and returns whether the hint helped."""
 
 
 async def guide(participant: Participant, user: str, show: Show) -> None:
-    """Guides one user through the days that are left; so it may be called after a restart."""
+    """Guides one user through the days that are left, also when called after a restart."""
     try:
         lease = await participant.lease(user)
     except RiffleError as error:  # the user took part before, or no batch is open

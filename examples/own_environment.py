@@ -4,7 +4,7 @@
     riffle up --environment examples/own_environment.py:make --out runs/desk
 
 A node's owner names it in `RIFFLE_NODE_ENVIRONMENT=own_environment.py:make`, with the folder in
-`RIFFLE_NODE_ENVIRONMENT_PARAMETERS={"folder": "..."}`; or, from a package, by an entry point:
+`RIFFLE_NODE_ENVIRONMENT_PARAMETERS={"folder": "..."}`. A package offers it by an entry point:
 
     [project.entry-points."riffle.environments"]
     Desk-v0 = "my_package:make"

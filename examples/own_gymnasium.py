@@ -3,7 +3,7 @@
     riffle simulate --per-user --environment examples/own_gymnasium.py:make --seeds 2
     riffle up --environment examples/own_gymnasium.py:make --episodes 2000 --out runs/bridge
 
-Gymnasium's own need no file: `gymnasium:FrozenLake-v1`. What only runs has estimates, no regret.
+Gymnasium's own need no file: `gymnasium:FrozenLake-v1`. Regret needs an environment with a table.
 """
 
 from typing import Any

@@ -3,8 +3,8 @@
     riffle simulate --learner examples/own_learner.py:ExploreThenCommit --option share=0.4
     riffle up --learner examples/own_learner.py:ExploreThenCommit --out runs/mine
 
-Users are as private as with any other learner: it is only shown private counts. A package offers
-it under a name, for `--learner mine` and for a coordinator that is already installed, by
+Users are as private as with any other learner: this one, too, sees only private counts. A package
+offers it under a name, for `--learner mine` and for an installed coordinator, by an entry point:
 
     [project.entry-points."riffle.learners"]
     mine = "my_package:ExploreThenCommit"
@@ -14,7 +14,7 @@ from riffle import BatchCounts, Deployment, OwnLearner, Problem
 
 
 class ExploreThenCommit(OwnLearner):
-    """Deploys many policies for `share` of the K episodes, and then the best of their model."""
+    """Deploys many policies for `share` of the K episodes, then the one that looks best."""
 
     def __init__(self, problem: Problem, share: float = 0.5) -> None:
         super().__init__(problem, share=share)

@@ -4,7 +4,7 @@
     python examples/rest_learner.py runs/outside/network/operator
 
 It tries every constant policy for a while and gives the rest of the episodes to the best of them.
-What it reads is private already, so it may do with it as it likes.
+All that it reads is private already, so it may do anything with these numbers.
 """
 
 import sys
@@ -17,11 +17,11 @@ import httpx
 
 Policy = list[list[int]]
 Deploy = Callable[[Policy, int], float]
-"""Deploys a policy (H, X) for so many episodes; returns its private value estimate."""
+"""Deploys a policy (H, X) for some episodes; returns a private estimate of its value."""
 
 
 def learn(deploy: Deploy, states: int, actions: int, horizon: int, episodes: int) -> Policy:
-    """Successive trials: a quarter of the episodes each way, then the best for the rest."""
+    """Gives half of the episodes to constant policies in turn, and the rest to the best one."""
     share = episodes // (2 * actions)
     policies = [[[action] * states] * horizon for action in range(actions)]
     values = [deploy(policy, share) for policy in policies]
@@ -40,7 +40,7 @@ def outside(api: httpx.Client, run: dict[str, Any]) -> Policy:
         answer = api.post(path, json={"policy": policy, "episodes": episodes})
         index = answer.raise_for_status().json()["index"]
         while (found := api.get(f"{path}/{index}").raise_for_status().json())["counts"] is None:
-            if found["state"] in ("abandoned", "rejected"):  # so it is too when the run fails
+            if found["state"] in ("abandoned", "rejected"):  # also if the run fails
                 raise SystemExit(f"batch {index} is {found['state']}; see riffle show {run['id']}")
             time.sleep(0.2)
         print(f"{episodes} episodes: {found['value_estimate']}")

@@ -144,7 +144,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's seconds: the descriptor's, plus ``share`` of the rest of ``left``."""
+        """Returns an episode's seconds: the descriptor's, and ``share`` of the rest of ``left``."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 
