@@ -237,7 +237,7 @@ class Participant(AsyncExitStack):
                 await finish([held.delivery for held in leases if held.delivery], DRAIN_SECONDS)
 
     async def lease(self, user: str) -> UserLease:
-        """Returns a user's lease: until its report is sent, always this one, also after a restart.
+        """Returns a user's lease: the same one until the report is sent, even after a restart.
 
         ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
         `opaque_id` of this id. A person takes part once, or once an epoch if the settings
