@@ -21,7 +21,7 @@ export interface OpenBatch {
   readonly freeSlots: number;
 }
 
-/** The open batches that pass all checks of section 11. A refused batch is checked again after a pause. */
+/** The open batches that pass the checks of section 11. A refused batch is checked again after a pause. */
 export class Batches {
   readonly #client: ShufflerClient;
   readonly #demands: Demands;
@@ -29,7 +29,7 @@ export class Batches {
   readonly #tell: (event: NodeEvent) => void;
   readonly #accepted = new Map<string, AcceptedBatch>();
   readonly #refused = new Map<string, { until: number; pause: number }>();
-  /** The life of a lease that is granted now, without the time for an episode. */
+  /** The seconds that a lease granted now lasts, besides the time for an episode. */
   leaseSeconds = 0;
 
   constructor(client: ShufflerClient, demands: Demands, outside: Outside, tell: (event: NodeEvent) => void) {
@@ -51,12 +51,12 @@ export class Batches {
     return open;
   }
 
-  /** Returns a batch that was checked, now or before. Throws Refusal for the first check that fails. */
+  /** Returns a checked batch; checks it now if it is not yet. Throws Refusal for the first check that fails. */
   async get(batchId: string): Promise<AcceptedBatch> {
     return this.#accepted.get(batchId) ?? (await this.check(batchId));
   }
 
-  /** Fetches and checks a batch, also if it was checked before: its batch key may be another one. */
+  /** Fetches and checks a batch, even if it was checked before: its batch key may have changed. */
   async check(batchId: string): Promise<AcceptedBatch> {
     const envelope = await this.#client.descriptor(batchId);
     const batch = await accept(envelope, batchId, this.#demands, this.#outside.now());

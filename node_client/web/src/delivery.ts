@@ -13,7 +13,7 @@ export interface Draft {
   readonly contents: Bytes;
 }
 
-/** The parts that deliver reports: batches' keys, the sealer, the client of the shuffler. */
+/** The parts that deliver reports: the client of the shuffler, the batches with their keys, and the sealer. */
 export interface Way {
   readonly client: ShufflerClient;
   readonly batches: Batches;
@@ -22,7 +22,7 @@ export interface Way {
 
 /**
  * Seals and uploads reports of one batch; returns their outcomes, in order. `keep` stores the sealed reports before
- * they leave. If the batch has a new key, the same contents are sealed to it: the shuffler has read nothing.
+ * they leave. If the batch has a new key, seals the same contents to it: the shuffler has not read the first upload.
  */
 export async function deliver(
   way: Way,
@@ -53,7 +53,7 @@ async function sealAndUpload(
   return upload(way, batch, drafts, sealed);
 }
 
-/** Uploads sealed reports, again and again, until the shuffler has decided on each. */
+/** Uploads sealed reports, and repeats this until the shuffler has decided on each report. */
 export function upload(
   way: Way,
   batch: AcceptedBatch,

@@ -5,7 +5,7 @@ export interface KeptStep {
   readonly next: number | null;
 }
 
-/** The part of an episode that is kept until the shuffler has decided on its report, and erased then. */
+/** What is kept of an episode until the shuffler has decided on its report. It is erased then. */
 export interface KeptEpisode {
   readonly lease: string;
   readonly leaseEnds: number;
@@ -30,19 +30,19 @@ export interface Participation {
   readonly epsilon: number;
   readonly beta: number;
   /**
-   * `asking`: a place was requested; `asked`: the episode may have begun; `accepted`: the report is stored; else the
-   * problem because of which no report is stored.
+   * `asking`: a place was requested; `asked`: the episode may have begun; `accepted`: the report is stored. Any other
+   * outcome is the problem because of which no report is stored.
    */
   readonly outcome: string;
   readonly episode: KeptEpisode | null;
 }
 
 /**
- * The durable list of the batches of each person. It ensures that a person is asked once in a lifetime: never erase it.
- * One program at a time uses a diary.
+ * The durable list of people, with each person's batch. It keeps people from being asked twice: never erase it.
+ * Only one program at a time may use a diary.
  */
 export interface Diary {
-  /** Returns each person's entry. */
+  /** Returns the newest entry of each person. */
   entries(): Promise<readonly Participation[]>;
   /** Adds or replaces the entries of these people. They are on the disk when this returns. */
   put(entries: readonly Participation[]): Promise<void>;

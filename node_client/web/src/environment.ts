@@ -22,7 +22,7 @@ export interface Shape {
 export interface Environment extends Shape {
   /** Returns the first state. */
   begin(random: RandomBytes): number;
-  /** Returns the next state, null at an early end, and the reward. */
+  /** Returns the next state (null if the episode ends early) and the reward. */
   step(step: number, state: number, action: number, random: RandomBytes): readonly [number | null, number];
 }
 
@@ -80,7 +80,7 @@ export class EpisodeBuilder {
     return action;
   }
 
-  /** Adds a step. After an early end (null) the last state absorbs the episode, without rewards. */
+  /** Adds a step. After an early end (null), the episode stays in the absorbing state X - 1, without rewards. */
   add(reward: 0 | 1, next: number | null): void {
     const absorbing = this.#shape.states - 1;
     this.#push(reward, next ?? absorbing);
@@ -94,7 +94,7 @@ export class EpisodeBuilder {
   }
 }
 
-/** An environment from tables: `P[h][x][a][y]`, `r[h][x][a]` and `d1[x]`, as in section 18. */
+/** An environment from tables: `P[h][x][a][y]`, `r[h][x][a]` and `d1[x]`, as in docs/protocol.md, section 18. */
 export class TabularEnvironment implements Environment {
   readonly states: number;
   readonly actions: number;

@@ -38,7 +38,7 @@ export const OUTSIDE: Outside = {
     }),
 };
 
-/** A temporary fault; the request is repeated. */
+/** A temporary fault, after which the request is repeated. */
 class Passing extends Error {
   readonly pause: number;
 
@@ -49,8 +49,8 @@ class Passing extends Error {
 }
 
 /**
- * A node's requests, with the retries of section 13.3. All methods throw Refusal for a final problem of the shuffler,
- * and Unavailable when the shuffler does not answer as it should after 6 tries.
+ * A node's requests, with the retries of section 13.3. All methods throw Refusal for a final problem of the shuffler, and
+ * Unavailable if the shuffler does not answer as it should after 6 tries.
  */
 export class ShufflerClient {
   readonly #urls: readonly URL[];
@@ -69,7 +69,7 @@ export class ShufflerClient {
     return this.#call(wire.listRequest(this.#token, waitSeconds), wire.readBatchList, limits);
   }
 
-  /** Returns the ids of all open batches, those without a free slot included. */
+  /** Returns the ids of all open batches, also of those without a free slot. */
   async openIds(): Promise<string[]> {
     const request = { ...wire.listRequest(this.#token, 0), target: "/v1/batches" };
     const { batches } = await this.#call(request, wire.readBatchList);
@@ -89,7 +89,7 @@ export class ShufflerClient {
     await this.#call(wire.declineRequest(this.#token, batchId, reason), () => null);
   }
 
-  /** Uploads frames, and repeats the same bytes until each has an outcome or the batch has ended. */
+  /** Uploads frames, and repeats the same bytes until each frame has an outcome or the batch has ended. */
   async upload(batch: AcceptedBatch, leases: readonly string[], frames: readonly Bytes[]): Promise<readonly wire.UploadResult[]> {
     const { batch_id, expires_at } = batch.descriptor;
     const request = wire.uploadRequest(this.#token, batch_id, await keyId(batch.batchKey), frames);
@@ -150,7 +150,7 @@ export class ShufflerClient {
 interface Limits {
   readonly signal?: AbortSignal;
   readonly waitSeconds?: number;
-  /** Seconds since 1970, after which nothing is repeated; without it, 6 tries are made. */
+  /** The time (seconds since 1970) after which no request is repeated. Without a deadline, 6 tries are made. */
   readonly deadline?: number;
 }
 
@@ -188,7 +188,7 @@ async function boundedBody(response: Response): Promise<string> {
   return text + decoder.decode();
 }
 
-/** Returns whether two batches are the same, whatever their batch key. */
+/** Returns whether two batches have the same descriptor, whatever their batch keys. */
 export function sameDigest(a: AcceptedBatch, b: AcceptedBatch): boolean {
   return hex(a.digest) === hex(b.digest);
 }

@@ -5,12 +5,12 @@ const STORE = "participations";
 
 /**
  * Opens the diary of a browser, in IndexedDB. A second tab gets Unavailable while the first one is open.
- * The person can erase it with the site's data, and is then unknown here.
+ * The person can erase the diary with the site's data, and is then unknown here.
  */
 export async function browserDiary(name = "riffle-node"): Promise<Diary> {
   const release = await lock(name);
   try {
-    await navigator.storage.persist().catch(() => false); // Otherwise the browser may erase it to make room.
+    await navigator.storage.persist().catch(() => false); // Otherwise the browser may erase the diary to make room.
     const database = await open(name);
     return {
       entries: () => done(database.transaction(STORE).objectStore(STORE).getAll() as IDBRequest<Participation[]>),

@@ -9,7 +9,7 @@ const MOST_USERS = 64;
 const KEPT = 0.7; // weight of earlier measurements
 const EPISODE_SHARE = 0.5; // part of a lease that an episode may take, beside the descriptor's time
 
-/** The speed at which this machine makes reports. It limits the people who are asked, so that no report is late. */
+/** The speed at which this machine makes reports. It limits how many people are asked, so that no report is late. */
 export class Pace {
   #seconds = 0;
   #messages = 0;
@@ -41,7 +41,7 @@ export class Pace {
   }
 }
 
-/** Returns when a person's episode must be over, so that the report is in time (seconds since 1970). */
+/** Returns the time (seconds since 1970) by which a person's episode must be over, so that the report is in time. */
 export function episodeEnds(batch: AcceptedBatch, leaseEnds: number, now: number): number {
   const given = batch.descriptor.episode_seconds ?? 0;
   return now + given + EPISODE_SHARE * Math.max(0, leaseEnds - now - given);

@@ -18,8 +18,8 @@ const RETRY_SECONDS = 10;
 /**
  * A node inside an app or a page, which drives the episodes of its people itself, at their own pace.
  *
- * A report carries noise and padding only if the person gave up or did not end in time: no missing report shows what
- * somebody did. The diary has everything that must survive a restart, before anything leaves the device.
+ * If the person gives up or does not end in time, the report carries only noise and padding. So no missing report shows
+ * what somebody did. Everything that must survive a restart is in the diary before anything leaves the device.
  */
 export class Participant {
   readonly #parts: NodeParts;
@@ -34,7 +34,7 @@ export class Participant {
     this.#shape = shape;
   }
 
-  /** Opens a participant; episodes and reports that a restart interrupted go on. Throws InvalidSettings. */
+  /** Opens a participant, and continues episodes and reports that a restart interrupted. Throws InvalidSettings. */
   static async open(shape: Shape, options: NodeOptions): Promise<Participant> {
     const participant = new Participant(options, shape);
     for (const entry of await options.diary.entries()) {
@@ -55,7 +55,7 @@ export class Participant {
   }
 
   /**
-   * Returns a person's place in a batch, the same one until the report is sent, also after a restart.
+   * Returns a person's place in a batch. Until the report is sent, each call returns this place, also after a restart.
    *
    * `user` has 32 hexadecimal digits (`newUser`, or the owner's HMAC of section 14). A person takes part once. Waits up
    * to `seconds`, 30 at most, for a batch with room. Throws Unavailable if none has room, and Refusal if the person was asked before or the shuffler refuses.
@@ -80,7 +80,7 @@ export class Participant {
     throw new Unavailable("No batch has room now. Try again later.");
   }
 
-  /** Ends the timers. Episodes and reports go on when the participant is opened again. */
+  /** Ends the timers. Episodes and reports go on once the participant is opened again. */
   async close(): Promise<void> {
     this.#closing.abort();
     await this.#parts.diary.close();
@@ -124,7 +124,7 @@ export class Participant {
     return held;
   }
 
-  /** When the time is over, sends noise. Tries again while the lease lives. */
+  /** Sends noise when the episode's time is over, and tries again until the report has an outcome. */
   async #watch(held: PersonLease): Promise<void> {
     const { outside } = this.#parts;
     try {
@@ -140,7 +140,7 @@ export class Participant {
         await outside.sleep(RETRY_SECONDS, this.#closing.signal);
       }
     } catch {
-      // Closed: the next start goes on.
+      // The participant is closed. The next start continues this episode.
     }
   }
 }
@@ -205,7 +205,7 @@ export class PersonLease {
 
   /**
    * Records the next step: its state, the reward of the action that `act` named, and the state that followed (null: the
-   * episode ended early). It is in the diary when this returns. Only one random bit of the reward is kept.
+   * episode ended early). The step is in the diary when this returns. Only one random bit of the reward is kept.
    */
   async record(state: number, reward: number, next: number | null): Promise<void> {
     const steps = this.#requireOpen();
@@ -220,8 +220,8 @@ export class PersonLease {
   }
 
   /**
-   * Sends the report; returns when the shuffler has stored it. Throws Refusal if the shuffler refuses it, Unavailable
-   * if the shuffler is away: then the report is sent later.
+   * Sends the report; returns when the shuffler has stored it. Throws Refusal if the shuffler refuses the report. Throws
+   * Unavailable if the shuffler is away, and sends the report later.
    */
   async report(): Promise<void> {
     this.#requireOpen();

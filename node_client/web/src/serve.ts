@@ -13,7 +13,7 @@ import { systemRandom } from "./random.js";
 const POLL_SECONDS = 20;
 const PAUSE_SECONDS = 0.25;
 const LONGEST_PAUSE_SECONDS = 2;
-const SHARE_SECONDS = 10; // until a node that holds its share of a batch asks again
+const SHARE_SECONDS = 10; // before a node that holds its share of a batch asks for more
 
 type Lease = LeaseReply["leases"][number];
 
@@ -122,7 +122,7 @@ class Server {
     try {
       episode = play(this.#environment, drawPolicy(batch.descriptor, systemRandom), batch.descriptor, systemRandom);
     } catch {
-      // The environment failed: the report carries noise and padding. The error's text could tell about the person.
+      // The environment failed: the report carries noise and padding. The error could tell about the person.
     }
     return { lease, contents: contents(batch, episode, systemRandom) };
   }

@@ -130,7 +130,7 @@ export function demandsOf(settings: Settings, shape: Shape): Demands {
     maxOwnerShare: settings.max_owner_share,
     analyzerKeys: settings.analyzer_keys,
     maxSeconds: settings.max_batch_seconds,
-    shortestEpoch: null, // A person reports once in a lifetime: this node keeps no ledger.
+    shortestEpoch: null, // No epochs: this node keeps no ledger, so a person reports once in a lifetime.
     maxEpisodeSeconds: settings.max_episode_seconds,
     tolerance: 1.0001, // Section 12.5: the core's accountant may be a little coarser than the coordinator's.
   };

@@ -2,8 +2,9 @@
  * The smallest epsilon for which a batch is (epsilon, beta)-DP, or a little more
  * (docs/protocol.md, section 12).
  *
- * Losses stand on a grid. Each loss gives a share of its probability to the grid point above it, so
- * that the result is never below the true epsilon, except for rounding (section 12.4).
+ * Privacy losses are put on a grid. A loss divides its probability between the grid points below and
+ * above it. The division keeps the result from being below the true epsilon, except for rounding
+ * (section 12.4).
  */
 import { pmf, tail } from "./binomial.js";
 import { convolve } from "./convolution.js";
@@ -26,7 +27,7 @@ const ROUNDING = 100; // most mass that roundings may hide, in multiples of a cu
 const BISECTIONS = 60;
 const LARGEST_EPSILON = 500;
 
-/** Returns floor(share × n), where share is the shortest decimal of its double (section 4.5). */
+/** Returns floor(share × n), exactly, for the shortest decimal that reads as the double `share` (section 4.5). */
 export function floorShare(share: number, n: number): number {
   const [digits, exponent] = share.toExponential().split("e");
   const [whole, fraction = ""] = digits.split(".");
@@ -45,8 +46,8 @@ export function overflow({ noise, n, counters, noiseSlots, wordBits }: BatchEven
 /**
  * Returns epsilon at `beta`; infinity if there is none.
  *
- * `compared` is the epsilon to compare with. It sets the grid: the result is exact to a few
- * millionths near it (section 12.4).
+ * `compared` is the epsilon with which the caller will compare the result. It sets the grid's step, so
+ * that a result near `compared` is exact to a few millionths (section 12.4).
  */
 export function epsilonOf(event: BatchEvent, beta: number, compared: number): number {
   const { noise, n, cells } = event;
@@ -71,7 +72,7 @@ interface Losses {
   readonly infinite: number;
 }
 
-/** Returns the losses of one counter's move up and of one's move down, under N bits (12.2). */
+/** Returns the losses if a counter moves up by one, and if it moves down by one, under N noise bits (12.2). */
 function movesOf(N: number, p: number): { up: Losses; down: Losses } | null {
   const reach = 20 + Math.sqrt(400 + 120 * N * p * (1 - p));
   const low = Math.max(0, Math.floor(N * p - reach));
@@ -88,7 +89,7 @@ function movesOf(N: number, p: number): { up: Losses; down: Losses } | null {
   };
 }
 
-/** Returns the probabilities of low to high ones, from their ratios exp(r(y)). */
+/** Returns the probabilities of y = low to high ones. exp(r(y)) is the probability of y divided by that of y - 1. */
 function outcomes(low: number, high: number, middle: number, r: (y: number) => number): number[] {
   const masses = new Array<number>(high - low + 1).fill(1);
   for (let y = middle + 1; y <= high; y++) masses[y - low] = masses[y - low - 1] * Math.exp(r(y));
@@ -98,8 +99,8 @@ function outcomes(low: number, high: number, middle: number, r: (y: number) => n
 }
 
 /**
- * Returns the grid's step. It is wider than the document's if the sum of all losses spreads more than
- * the epsilon to compare with, or would have too many points. A wider step only raises the result.
+ * Returns the grid's step. The step of section 12.4 is widened if the standard deviation of the sum of all losses
+ * exceeds `compared` or has too many grid points. A wider step only raises the result.
  */
 function gridStep({ up }: { up: Losses }, cells: number, compared: number): number {
   const mean = up.losses.reduce((sum, loss, i) => sum + loss * up.masses[i], 0);
@@ -120,7 +121,7 @@ class Grid {
   times(other: Grid, cut: number): Grid {
     const { product, error } = convolve(this.masses, other.masses, ROUNDING * cut);
     const masses = product.map((mass) => (mass > error ? mass : 0));
-    const rounding = 2 * error * masses.length; // mass that a rounding may have hidden
+    const rounding = 2 * error * masses.length; // mass that rounding may have hidden
     const infinite = this.infinite + other.infinite - this.infinite * other.infinite + rounding;
     return new Grid(this.low + other.low, masses, infinite).cut(cut);
   }
@@ -133,7 +134,7 @@ class Grid {
     return count % 2 === 0 ? whole : whole.times(this, cut);
   }
 
-  /** Moves the lowest losses, of mass `mass`, up to the lowest kept one, and the highest to infinity. */
+  /** Cuts two tails of mass at most `mass`: moves the lowest losses to the lowest kept one, the highest to infinity. */
   cut(mass: number): Grid {
     const masses = this.masses;
     let [from, to, below, above] = [0, masses.length, 0, 0];
@@ -184,7 +185,7 @@ function smallestEpsilon(sum: Grid, step: number, eta: number, beta: number): nu
   return Infinity;
 }
 
-/** Returns the least value from `lower` to `upper` for which `holds` is true. It must be true for `upper`. */
+/** Returns the least value from `lower` to `upper` for which `holds` is true. `holds(upper)` must be true. */
 function bisect(holds: (value: number) => boolean, lower: number, upper: number): number {
   for (let i = 0; i < BISECTIONS; i++) {
     const middle = (lower + upper) / 2;
@@ -194,7 +195,7 @@ function bisect(holds: (value: number) => boolean, lower: number, upper: number)
   return upper;
 }
 
-/** Returns epsilon for noise (flips, Laplace) with which each of `moves` has the loss -log q or log q. */
+/** Returns epsilon for flips and Laplace noise, with which each of the `moves` has loss -log q or log q (12.2). */
 function epsilonOfSteps(q: number, moves: number, beta: number): number {
   const loss = -Math.log(q);
   const delta = (epsilon: number): number => {

@@ -53,13 +53,13 @@ export function littleEndian(x: number, width: number): Bytes {
   return Uint8Array.from({ length: width }, (_, i) => Math.floor(x / 256 ** i) % 256);
 }
 
-/** Returns the unsigned 32-bit little-endian integers of random bytes. */
+/** Returns random unsigned 32-bit integers, read from random bytes in little-endian order. */
 export function randomWords(count: number, random: RandomBytes): Uint32Array {
   const view = new DataView(random(4 * count).buffer);
   return Uint32Array.from({ length: count }, (_, i) => view.getUint32(4 * i, true));
 }
 
-/** Returns whether two byte strings are equal. Its time depends on them, so compare no secrets. */
+/** Returns whether two byte strings are equal. The time that it takes depends on them, so compare no secrets. */
 export function sameBytes(a: Uint8Array, b: Uint8Array): boolean {
   return a.length === b.length && a.every((byte, i) => byte === b[i]);
 }

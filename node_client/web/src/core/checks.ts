@@ -21,7 +21,7 @@ export interface Demands {
   readonly horizon: number;
   readonly rewardLow: number;
   readonly rewardHigh: number;
-  /** The environment's declarations; null if it declares nothing. */
+  /** What the environment declares: its support, and whether all steps are alike; null: not declared. */
   readonly support: Support | null;
   readonly homogeneous: boolean | null;
   readonly trustModels: readonly Trust[];

@@ -6,7 +6,7 @@ const UNIT_ROUNDOFF = 2 ** -53;
 /**
  * Returns the convolution of two arrays, and a number that no element's error exceeds.
  *
- * It is computed by Fourier transforms, unless all errors together could exceed `allowed`.
+ * Uses Fourier transforms, unless an array is short or all errors together could exceed `allowed`.
  */
 export function convolve(a: Float64Array, b: Float64Array, allowed: number): { product: Float64Array; error: number } {
   const length = a.length + b.length - 1;
@@ -18,7 +18,7 @@ export function convolve(a: Float64Array, b: Float64Array, allowed: number): { p
   im.set(b);
   transform(re, im);
   const [productRe, productIm] = productOf(re, im);
-  transform(productIm, productRe); // exchanged parts give the inverse
+  transform(productIm, productRe); // with real and imaginary parts exchanged, this is the inverse transform
   return { product: productRe.subarray(0, length).map((value) => value / size), error };
 }
 
@@ -37,7 +37,7 @@ function squares(values: Float64Array): number {
   return values.reduce((sum, value) => sum + value * value, 0);
 }
 
-/** Returns A B from Z = A + iB, where a and b are real: (Z[k]² - conj(Z[-k])²) / 4i. */
+/** Returns the product A B of the transforms of real a and b from Z = A + iB: (Z[k]² - conj(Z[-k])²) / 4i. */
 function productOf(re: Float64Array, im: Float64Array): [Float64Array, Float64Array] {
   const [productRe, productIm] = [new Float64Array(re.length), new Float64Array(re.length)];
   for (let k = 0; k < re.length; k++) {

@@ -1,4 +1,4 @@
-/** The counters of a batch, and those that an episode feeds (docs/protocol.md, section 5). */
+/** The counters of a batch, and which of them an episode feeds (docs/protocol.md, section 5). */
 import { FormError } from "./json.js";
 
 /** X, A and H. */
@@ -74,7 +74,7 @@ function pairsOf(step: Step): (readonly number[])[] {
   return step.states.flatMap((x) => step.next[x]);
 }
 
-/** Returns whether a support has every transition that can happen under another one (check 20). */
+/** Returns whether `support` has every transition that can happen under `other` (check 20). */
 export function covers(support: Support, other: Support, H: number): boolean {
   const here = steps(support, H);
   for (const there of steps(other, H)) {
@@ -92,7 +92,7 @@ function coversRow(row: Successors[number], other: Successors[number]): boolean 
   });
 }
 
-/** The places of one step of an episode among the transitions and among the visits. */
+/** One step of an episode: the numbers of its transition and of its visit, and its reward bit. */
 interface Increment {
   readonly transition: number;
   readonly visit: number;
@@ -103,7 +103,7 @@ type Family = "joint" | "transitions" | "visits" | "rewards";
 
 /** The counters of a batch, in their order. */
 export class Layout {
-  /** The number of (h, x, a, x') and of (h, x, a) in scope. */
+  /** The numbers of (h, x, a, x') and of (h, x, a) that are counted. */
   private readonly transitions: number;
   private readonly visits: number;
 
@@ -155,7 +155,7 @@ export class Layout {
     return this.order.reduce((size, family) => size + this.sizeOf(family), 0);
   }
 
-  /** The bytes of an index (w). */
+  /** The number of bytes of an index (w). */
   get width(): number {
     let width = 1;
     while (256 ** width <= this.counters) width++;

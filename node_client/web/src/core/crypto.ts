@@ -122,7 +122,7 @@ export async function open(privateKey: Bytes, info: Bytes, sealed: Bytes): Promi
   return new Uint8Array(await SUITE.open({ recipientKey, enc, info }, sealed.slice(KEY_BYTES)));
 }
 
-/** Returns E and the mask of a report of `sums` (section 8.3); `size` is the mask's, in bytes. */
+/** Returns the public key E of `pair`, and the mask of `size` bytes for a report of `sums` (section 8.3). */
 export async function maskOf(pair: CryptoKeyPair, analyzerKey: Bytes, digest: Bytes, size: number): Promise<[Bytes, Bytes]> {
   const { privateKey, publicKey } = pair;
   const own = new Uint8Array(await crypto.subtle.exportKey("raw", publicKey));
@@ -130,7 +130,7 @@ export async function maskOf(pair: CryptoKeyPair, analyzerKey: Bytes, digest: By
   return [own, await maskFrom(secret, own, digest, size)];
 }
 
-/** Returns the mask that follows from a shared secret and E. */
+/** Returns the mask that follows from a shared secret and the public key E, which is `own`. */
 export async function maskFrom(secret: Bytes, own: Bytes, digest: Bytes, size: number): Promise<Bytes> {
   const material = await crypto.subtle.importKey("raw", secret, "HKDF", false, ["deriveKey"]);
   const info = concat(LABELS.mask, digest, own);

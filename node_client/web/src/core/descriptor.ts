@@ -64,7 +64,7 @@ export interface Batch {
   readonly descriptor: Descriptor;
   readonly digest: Bytes;
   readonly layout: Layout;
-  /** L */
+  /** L, the number of messages of a report. */
   readonly messages: number;
   readonly messageBytes: number;
   readonly reportBytes: number;
@@ -221,7 +221,7 @@ function checkSlots(d: Descriptor, layout: Layout): void {
   rule(fits, "data_slots or noise_slots do not suit the counters");
 }
 
-/** Returns the size of a word of `sums` in bits, or null if no word is large enough (section 8.1). */
+/** Returns the size of a word of `sums` in bits, or NaN if no word is large enough (section 8.1). */
 function fewestWordBits(n: number, noise: Noise): number | null {
   const [scale, one] = [1n << BigInt(noise.p_log2), BigInt(noise.p_numerator)];
   const mean = BigInt(n) * BigInt(noise.bits) * one;
@@ -238,23 +238,23 @@ function messageBytesOf(d: Descriptor, layout: Layout): number {
   return SEAL_BYTES + plaintext[d.trust];
 }
 
-/** Returns the time until which a report in a batch bars its user; infinity for ever (section 4.7). */
+/** Returns the time before which a user with a report in a batch may not report again; Infinity: never (4.7). */
 export function barsUntil({ epoch_seconds, expires_at }: Descriptor): number {
   return epoch_seconds === null ? Infinity : epochStart(expires_at, epoch_seconds) + epoch_seconds;
 }
 
-/** Returns whether a user who is barred until a time (0: never reported) may report in a batch. */
+/** Returns whether a user who is barred until `barredUntil` (0: never reported) may report in a batch. */
 export function mayReport(barredUntil: number, { epoch_seconds, expires_at }: Descriptor): boolean {
   if (barredUntil === 0) return true;
   return epoch_seconds !== null && barredUntil <= epochStart(expires_at, epoch_seconds);
 }
 
-/** Returns when the epoch begins to which a batch belongs. */
+/** Returns when the epoch of a batch begins. */
 export function epochStart(expiresAt: number, epochSeconds: number): number {
   return Math.floor(expiresAt / epochSeconds) * epochSeconds;
 }
 
-/** Returns the raw analyzer key. */
+/** Returns the bytes of the analyzer key. */
 export function analyzerKey(d: Descriptor): Bytes {
   return unhex(d.analyzer_key);
 }

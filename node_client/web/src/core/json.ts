@@ -1,8 +1,8 @@
 /**
  * Strict JSON (RFC 8259), and readers that check documents (docs/protocol.md, section 4.2).
  *
- * `JSON.parse` cannot serve: it takes the last of two equal members, and does not tell `8` from
- * `8.0`.
+ * `JSON.parse` cannot serve: it takes the last of two members with one name, and does not tell `8`
+ * from `8.0`.
  */
 
 /** A text or a document that is not of the expected form. */
@@ -15,7 +15,7 @@ export class Real {
   constructor(readonly value: number) {}
 }
 
-/** Integers that a double cannot hold are bigints; objects are maps. */
+/** A parsed value. Integers that a double may not hold exactly are bigints; objects are maps. */
 export type Json = null | boolean | string | number | bigint | Real | Json[] | Map<string, Json>;
 
 const NUMBER = /(-?(?:0|[1-9][0-9]*))(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
@@ -101,7 +101,7 @@ class Parser {
     }
     try {
       const value = JSON.parse(this.text.slice(start, this.at)) as string;
-      if (!/\p{Cs}/u.test(value)) return value; // no half of a surrogate pair: UTF-8 has none
+      if (!/\p{Cs}/u.test(value)) return value; // half of a surrogate pair is refused: UTF-8 cannot encode it
     } catch {
       // an escape that JSON does not know
     }
@@ -133,7 +133,7 @@ export function integer(low: number, high = Number.MAX_SAFE_INTEGER): Reader<num
   };
 }
 
-/** Reads an integer of any size from 0. */
+/** Reads a non-negative integer of any size. */
 export function natural(value: Json | undefined): bigint {
   check((typeof value === "number" || typeof value === "bigint") && value >= 0, "an integer from 0");
   return BigInt(value);
@@ -176,7 +176,7 @@ export function list<T>(item: Reader<T>, least = 0, most = Infinity): Reader<T[]
   };
 }
 
-/** Reads null or what another reader reads. */
+/** Reads null, or what `reader` reads. */
 export function nullable<T>(reader: Reader<T>): Reader<T | null> {
   return (value) => (value === null ? null : reader(value));
 }

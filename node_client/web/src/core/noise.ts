@@ -4,9 +4,9 @@
  * A counter's noise is Binomial(bits, p), p = numerator / 2^log2, drawn by inversion in blocks of
  * 256 bits. Let F(j) = Pr[at most j ones] and U an endless string of random bits, read as a number
  * in [0, 1). The number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
- * decide it unless some F(j) lies between the ends that they leave open; then 64 more are read. All
- * comparisons are between integers, so nothing is rounded. The bytes are read in the order of the
- * reference node, so the same bytes give the same noise.
+ * leave an interval for U. If some F(j) lies inside, 64 more bits are read, and so on. All
+ * comparisons are between integers, so nothing is rounded. The bytes are read in the order in which
+ * the reference node reads them, so the same bytes give the same noise.
  */
 import type { RandomBytes } from "./bytes.js";
 
@@ -25,7 +25,7 @@ const MORE_BITS = 64n;
 const OPEN = 0xffff;
 const MOST_LAWS = 16;
 
-/** The law of the ones among at most 256 bits. */
+/** The law of the number of ones among at most 256 bits. */
 class Law {
   /** F(j) 2^scale, for j below `bits`. */
   private readonly cumulative: bigint[] = [];
@@ -59,7 +59,7 @@ class Law {
     return difference < 0n ? -1 : difference === 0n ? 0 : 1;
   }
 
-  /** Draws the ones of many blocks: first all blocks' first bits, then what these leave open. */
+  /** Draws the number of ones of each of `size` blocks. Reads all blocks' first bits, then more where needed. */
   draw(size: number, random: RandomBytes): Uint16Array {
     const first = new DataView(random((size * FIRST_BITS) / 8).buffer);
     const ones = new Uint16Array(size);
@@ -79,7 +79,7 @@ class Law {
     }
   }
 
-  /** Returns how many F(j) 2^scale are at most x. */
+  /** Returns the number of j for which F(j) 2^scale is at most x. */
   private atMost(x: bigint): number {
     const first = this.cumulative.findIndex((value) => value > x);
     return first < 0 ? this.cumulative.length : first;
@@ -96,7 +96,7 @@ function lawOf(bits: number, { p_numerator, p_log2 }: Noise): Law {
   return law;
 }
 
-/** Returns each counter's ones among its `bits` Bernoulli(p) bits. */
+/** Returns, for each counter, the number of ones among its `bits` Bernoulli(p) bits. */
 export function drawCounts(counters: number, noise: Noise, random: RandomBytes): Float64Array {
   const counts = new Float64Array(counters);
   const blocks = Math.floor(noise.bits / BLOCK);

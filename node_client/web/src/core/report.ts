@@ -67,19 +67,19 @@ export function padded(data: readonly number[], noise: readonly number[], size: 
   return indices.concat(new Array<number>(size - indices.length).fill(dummy));
 }
 
-/** Returns the indices, each BE(index, width), joined. */
+/** Returns the plaintexts of `indices`, joined: BE(index, width) for each index. */
 export function plaintexts(indices: readonly number[], width: number): Bytes {
   return join(indices.map((index) => bigEndian(index, width)));
 }
 
-/** Returns the words of data and noise, little-endian; additions are modulo the word (section 8.2). */
+/** Returns the vector of data and noise, in little-endian words; additions are modulo the word (section 8.2). */
 export function vectorOf(data: readonly number[], noise: ArrayLike<number>, wordBytes: number): Bytes {
   const words = Float64Array.from(noise);
   for (const index of data) words[index]++;
   return join(Array.from(words, (word) => littleEndian(word, wordBytes)));
 }
 
-/** Returns the bits of a report of trust `local`, each flipped with f = numerator / 2^32 (section 9). */
+/** Returns a report's bits under trust `local`, each flipped with probability numerator / 2^32 (section 9). */
 export function flippedBits(data: readonly number[], counters: number, numerator: number, random: RandomBytes): Bytes {
   const ones = new Set(data);
   const bytes = new Uint8Array(Math.ceil(counters / 8));
@@ -104,14 +104,14 @@ export function sealTarget({ descriptor, batchKey, digest, messages }: AcceptedB
   return { analyzerKey: analyzerKey(descriptor), batchKey, digest, messages, wordBytes: (descriptor.word_bits ?? 0) / 8 };
 }
 
-/** Seals the contents of a report: to the analyzer, and all of it to the batch key. */
+/** Seals a report: its messages (or vector) to the analyzer, then all of them together to the batch key. */
 export async function sealReport(target: SealTarget, contents: Bytes, keys: KeySource = freshKeys): Promise<Bytes> {
   const inner = await (target.wordBytes > 0 ? masked(target, contents, keys) : sealed(target, contents, keys));
   const seal = await sealer(target.batchKey, concat(SEALS.report, target.digest), keys);
   return seal(inner);
 }
 
-/** Returns the messages of a report, each sealed alone to the analyzer. */
+/** Returns the messages of a report, joined. Each is sealed alone, to the analyzer. */
 async function sealed(target: SealTarget, contents: Bytes, keys: KeySource): Promise<Bytes> {
   const seal = await sealer(target.analyzerKey, concat(SEALS.message, target.digest), keys);
   const size = contents.length / target.messages;

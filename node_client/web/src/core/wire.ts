@@ -1,4 +1,4 @@
-/** Requests of a node, and how it takes their answers (docs/protocol.md, sections 13 and 14). */
+/** A node's requests, and how the node reads the answers (docs/protocol.md, sections 13 and 14). */
 import { type Bytes, join, utf8 } from "./bytes.js";
 import { hex16 } from "./descriptor.js";
 import * as json from "./json.js";
@@ -89,7 +89,7 @@ export function uploadRequest(token: string, batchId: string, batchKeyId: string
   return { method: "POST", target: `/v1/batches/${batchId}/reports`, headers, body: join(frames) };
 }
 
-/** Says that the node serves no users of an open batch (section 13.8). */
+/** Says why the node asks nobody for an open batch (section 13.8). */
 export function declineRequest(token: string, batchId: string, reason: "no-users" | "too-slow"): Request {
   return postJson(token, `/v1/batches/${batchId}/declined`, { reason });
 }
@@ -124,7 +124,7 @@ export function readBatchList(body: string): BatchList {
   return batchList(json.parseJson(body));
 }
 
-/** Reads the answer to a lease request: it names exactly these users, each once, and slots below n. */
+/** Reads the answer to a lease request. It must name each of `users` once, and only slots below n. */
 export function readLeaseReply(body: string, users: readonly string[], n: number): LeaseReply {
   const reply = leaseReply(json.parseJson(body));
   const named = [...reply.leases, ...reply.refused].map(({ user }) => user).sort();
@@ -134,7 +134,7 @@ export function readLeaseReply(body: string, users: readonly string[], n: number
   return reply;
 }
 
-/** Reads the answer to an upload: one result for each frame, in their order. */
+/** Reads the answer to an upload, which must have one result for each frame, in the frames' order. */
 export function readUploadReply(body: string, leases: readonly string[]): readonly UploadResult[] {
   const { results } = uploadReply(json.parseJson(body));
   if (results.map(({ lease }) => lease).join() !== leases.join()) throw new json.FormError("the answer names other leases");
