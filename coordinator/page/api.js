@@ -19,7 +19,7 @@ export class Refused extends Error {
   }
 }
 
-/** The coordinator does not answer, or answers that it cannot at the moment. */
+/** The coordinator does not answer, or answers that it cannot serve the request now. */
 export class Away extends Error {}
 
 async function call(path, { method = "GET", body, headers = {}, signal } = {}) {
@@ -63,7 +63,7 @@ export function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** Yields lists of a run's events after number `last`: first the past ones, then new ones as they
+/** Yields lists of a run's events after number `last`: first past events, then new events as they
  * come. Reads the stream itself, because an EventSource cannot send the Authorization header. */
 export async function* events(run, last, signal) {
   const past = await ask(`/v1/runs/${run}/history?after=${last}`, { signal });

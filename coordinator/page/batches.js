@@ -1,4 +1,4 @@
-// Cards about batches: the way of every message, and how fast it went.
+// Cards about batches: where every message went, and how fast.
 
 import { chart } from "./chart.js";
 import { card, h, say, table } from "./dom.js";

@@ -1,4 +1,4 @@
-// The cards of a run's view; each draws one part of the run's state.
+// The cards of a run's view. Each card draws one part of the run's state.
 
 import { save } from "./api.js";
 import { chart } from "./chart.js";
@@ -115,7 +115,7 @@ function union(one, other) {
   return [...new Set([...one, ...other])].sort((a, b) => a - b);
 }
 
-/** y at x, linear from (0, 0) on; null beyond the last. */
+/** Values at `x` of the line through (0, 0) and the points (xs, ys); null beyond the last point. */
 function linear(xs, ys, x) {
   let i = 0;
   return x.map((at) => {
@@ -126,7 +126,7 @@ function linear(xs, ys, x) {
   });
 }
 
-/** The value that holds up to x; null beyond the last. */
+/** For each of `x`, the y of the first point at or after it; null beyond the last point. */
 function stepped(xs, ys, x) {
   let i = 0;
   return x.map((at) => {
@@ -209,7 +209,7 @@ class PolicyCard {
     return this.show(policy, before, `Stage ${stage}, best policy`);
   }
 
-  /** The likeliest policy of a deployed mixture, beside that of the deployment before. */
+  /** Shows the likeliest policy of a deployment, and what differs from that of the deployment before. */
   async deployed(index) {
     const [now, before] = await Promise.all([this.view.mixture(index), index > 0 ? this.view.mixture(index - 1) : null]);
     if (this.choice.value !== `d${index}`) return;

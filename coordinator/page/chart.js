@@ -1,6 +1,6 @@
 // A chart with its data table beside it. The picture is for eyes and is hidden from screen readers;
 // a sentence and the table say the same. Arrow keys move the cursor when the figure has the focus.
-// Fewer than three points, or lines that are all flat, have no picture: the sentence says enough.
+// With fewer than three points, or only flat lines, there is no picture: the sentence says enough.
 
 import uPlot from "./vendor/uPlot.esm.js";
 import { h, say, table } from "./dom.js";
@@ -25,9 +25,10 @@ export function dropCharts() {
   charts.clear();
 }
 
-/** A chart of `series` [{ name, colour, dash, width, dots, step, hidden }] over one x; `x` and `y`
- * name the axes, `bands` pairs series (upper, lower, colour). `show(columns, sentence, limit)`
- * draws it: columns[0] is x, and y goes from zero to the largest value or the limit. A chart in a folded card is drawn when the card is opened. */
+/** A chart of `series` [{ name, colour, dash, width, dots, step, hidden }] over one x. `x` and `y`
+ * name the axes. `bands` lists [upper series, lower series, colour]. `show(columns, sentence, limit)`
+ * draws the chart: columns[0] is x, and y goes from zero to the largest value, but at most to `limit`.
+ * A chart in a folded card is drawn when the card is opened. */
 export function chart(id, title, { x, y, series, bands = [], whole = false, whiskers = null }) {
   const holder = h("div", { class: "plot", "aria-hidden": "true" });
   const sentence = h("p", { id: `${id}-text`, class: "sentence" });
@@ -135,7 +136,7 @@ function settings({ x, y, series, bands, whole, whiskers, width, read, span }) {
 
 const briefly = (_, ticks) => ticks.map((value) => (value === null ? "" : brief(value)));
 
-/** Draws each point's radius (series 2 to 3) if there are few points. */
+/** If there are few points, draws the radius of each: a line from series 2 to series 3. */
 function drawWhiskers(plot, name) {
   if (plot.data[0].length > FEW) return;
   const { ctx, bbox } = plot;
@@ -182,7 +183,7 @@ export function thinned(lines, dots = []) {
   for (let stretches = Math.floor(room / 2); ; stretches = Math.floor(0.8 * stretches)) {
     const kept = new Set([0, length - 1, ...spots]);
     for (const line of lines) addExtremes(kept, line, stretches);
-    if (kept.size <= LIMIT) return [...kept].sort((a, b) => a - b); // true by room / (2 lines)
+    if (kept.size <= LIMIT) return [...kept].sort((a, b) => a - b); // true once stretches <= room / (2 lines.length)
   }
 }
 

@@ -1,5 +1,5 @@
-// Deploy a policy by hand: a table of choices, or the whole policy as JSON where the table would be
-// too large to fill in.
+// Deploys a policy by hand. The form is a table of choices, or the whole policy as JSON if the table
+// would be too large to fill in.
 
 import { ask } from "./api.js";
 import { card, h, say } from "./dom.js";
@@ -7,7 +7,7 @@ import { count } from "./format.js";
 
 const LARGEST_TABLE = 400;
 
-/** The form of a manual run: { element, draw }. It starts from the policy that was deployed last. */
+/** The form of a manual run: { element, draw }. It first shows the policy that was deployed last. */
 export function deployForm(run, view) {
   const { states, actions, horizon } = run.spec;
   const editor = states * horizon <= LARGEST_TABLE ? grid(states, actions, horizon) : written(states, horizon);

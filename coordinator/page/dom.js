@@ -7,7 +7,7 @@ const PAGE = 15;
 const OPEN = ["deploy", "policy"];
 const PHONE = "(max-width: 520px)";
 
-/** An element; `on...` properties are listeners, null and false attributes are left out. */
+/** An element. Properties `on...` are listeners; attributes that are null or false are left out. */
 export function h(tag, properties = {}, ...children) {
   return fill(document.createElement(tag), properties, children);
 }
@@ -33,20 +33,20 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A card with a heading that names it and folds it. On a phone all but the policy start folded. */
+/** A card with a heading that names it and folds it. On a phone, only the cards of `OPEN` start unfolded. */
 export function card(id, title, ...children) {
   const heading = h("summary", {}, h("h2", { id: `${id}-title` }, title));
   const fold = h("details", { open: OPEN.includes(id) || !matchMedia(PHONE).matches }, heading, ...children);
   return h("section", { id, class: "card", "aria-labelledby": `${id}-title` }, fold);
 }
 
-/** A list of names, each with its elements. */
+/** A list of names, each with the elements that it names. */
 export function labelled(id, lines) {
   return h("dl", { id }, Object.entries(lines).flatMap(([name, parts]) => [h("dt", {}, name), h("dd", {}, parts)]));
 }
 
 /** A table of `columns` [{ name, text(row), left }], newest rows first, a page at a time; `show(rows)`
- * draws it where it changed. On a phone every row is a block, and each value has its column's name. */
+ * draws it if a shown text changed. On a phone every row is a block, and each value has its column's name. */
 export function table(id, caption, columns, { page = PAGE, empty = "Nothing yet.", onpage } = {}) {
   const body = h("tbody");
   const head = h("tr", {}, columns.map(({ name, left, title }) => h("th", { scope: "col", class: left ? "left" : null, title }, name)));

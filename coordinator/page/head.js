@@ -1,4 +1,4 @@
-// The head of a run's view: the answer, how sure it is, what to do next; stop, download.
+// The head of a run's view: the answer, how sure it is, what to do next, and buttons to stop and download.
 
 import { ask, download } from "./api.js";
 import { h, labelled, say } from "./dom.js";
@@ -88,7 +88,7 @@ export class Head {
   }
 }
 
-/** Returns why the answer is in doubt, or "", and what to do before it is used. */
+/** Returns why the answer is in doubt (or ""), and what to do before the answer is used. */
 function doubts(deployments, books, result) {
   const suspicious = deployments.filter((one) => one.suspicious).length;
   const missing = books.filter((book) => book.trouble).length;

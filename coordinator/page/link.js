@@ -39,7 +39,7 @@ export class Link {
   }
 }
 
-/** Wait; ends at once when the view is left. */
+/** Waits. Ends immediately when the reader leaves the view. */
 export function sleep(seconds, signal) {
   return new Promise((done) => {
     const timer = setTimeout(done, seconds * 1000);
@@ -47,7 +47,7 @@ export function sleep(seconds, signal) {
   });
 }
 
-/** Wait until somebody can see the page; ends at once when the view is left. */
+/** Waits until somebody can see the page. Ends immediately when the reader leaves the view. */
 export function visible(signal) {
   if (!document.hidden || signal.aborted) return Promise.resolve();
   return new Promise((done) => {
@@ -62,8 +62,8 @@ export function visible(signal) {
   });
 }
 
-/** Repeats `work` every `seconds` until it returns false or the view is left. Waits longer while
- * the coordinator is away, and does nothing while the page is hidden. */
+/** Repeats `work` every `seconds` until `work` returns false or the reader leaves the view. Waits
+ * longer while the coordinator is away, and does nothing while the page is hidden. */
 export async function repeat(link, signal, seconds, work, refused) {
   let pause = FIRST_PAUSE;
   while (!signal.aborted) {

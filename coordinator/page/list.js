@@ -33,7 +33,7 @@ export function listView({ link, signal, refused }) {
     say(found, `${shown.length} of ${runs.length} runs`);
     const lines = shown.map((run) => row(rows, run));
     const same = lines.length === body.children.length && lines.every((line, i) => body.children[i] === line);
-    if (!same) body.replaceChildren(...lines); // left alone otherwise, so that focus stays
+    if (!same) body.replaceChildren(...lines); // otherwise the rows stay, and so does the focus
   }
 
   repeat(link, signal, SECONDS, async () => {

@@ -1,4 +1,4 @@
-// A policy as a picture, states down and steps across, with what changed since the one before.
+// A policy as a picture, states down and steps across, with what changed since the policy before.
 // A change has a frame and a corner mark besides its number, so no colour is needed to see it.
 
 import { h, say, svg, table } from "./dom.js";
@@ -9,7 +9,7 @@ const TOP = 24;
 const STATES = 24;
 const COLOURS = 6;
 
-/** A picture of one policy (H, X); `show(policy, before, name)`. */
+/** A picture of one policy (H, X), which `show(policy, before, name)` draws. */
 export function policyPicture(id) {
   const holder = h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": "Policy picture, scrollable" });
   const sentence = h("p", { id: `${id}-text`, class: "sentence" });

@@ -1,4 +1,4 @@
-// The state of a run, built from its events, and what it says so far. No network and no DOM here.
+// The state of a run, built from its events, and the answer that the run has so far. No network, no DOM.
 
 import { count, number, when } from "./format.js";
 
@@ -43,7 +43,7 @@ function change(run, data, values) {
   Object.assign(run.deployments[data.index], values);
 }
 
-/** Apply an event; one that was seen before changes nothing. */
+/** Applies an event. An event that was applied before changes nothing. */
 export function apply(run, event) {
   if (event.id <= run.last) return;
   run.last = event.id;
@@ -54,7 +54,7 @@ export function apply(run, event) {
 /** Whether a deployment's batch is settled. */
 export const isSettled = (deployment) => SETTLED.includes(deployment.state);
 
-/** The first deployment, from `least` on, whose record may still change; else the last. */
+/** The index of the first deployment, from `least` on, whose record may still change; else of the last. */
 export function firstOpen(run, books, least) {
   const open = (_, index) => index >= least && !isSettled(books.get(index) ?? {});
   const index = run.deployments.findIndex(open);
@@ -79,8 +79,8 @@ export function spoken(event) {
 const BEGUN = { finished: "Learned", failed: "Until the run failed", stopped: "Until the run was stopped" };
 const NONE_YET = { running: "None yet", finished: "None: the run ended too early", failed: "None: the run failed", stopped: "None: the run was stopped" };
 
-/** The answer of a run so far: { value, settled, title, sure }; value is null before the first.
- * `inUse`: whether the newest batch runs it; `best`: the largest value of any policy, if it is known;
+/** The answer of a run so far: { value, settled, title, sure }. Without an answer, value is null.
+ * `inUse`: whether the newest batch runs the learned policy; `best`: the optimal value, if known;
  * `doubt`: a warning, or ""; `listed`: for the list of runs, which knows neither true values nor the shuffler's record. */
 export function answer(run, { inUse = false, best = Infinity, doubt = "", listed = false }) {
   const byHand = run.spec.learner === "manual";
@@ -104,7 +104,7 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.`, ...unless };
 }
 
-/** The answer of a stage, which bounds how far its policy is below the best policy, whose value may be known. */
+/** Title and certainty of a learner's answer. A stage bounds how far its policy is below the best one. */
 function bounded({ value, settled, title }, radius, grade, { began, best, explores }) {
   const [worth, loss] = [number(value, 3), number(radius, 2)];
   const more = explores ? " The run still explores, so the policy may change." : "";
@@ -120,7 +120,7 @@ function failure(run) {
   return { cause, act: check ? `Check ${check}` : "Mend the cause, and choose users who have not reported yet" };
 }
 
-/** What the operator of a run does next; `last`: its newest deployment; `act`: what to do with an answer. */
+/** What a run's operator should do next. `last`: the newest deployment; `act`: what to do with an answer. */
 export function nextStep(run, last, { value, settled }, act = "Use the policy: download it under Policy.") {
   const use = value !== null && settled ? act : "";
   if (run.state === "failed") return `${use} ${failure(run).act}, then start a new run (riffle run).${value === null ? "" : ` Cause: ${failure(run).cause}.`}`.trim();

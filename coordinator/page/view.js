@@ -1,4 +1,4 @@
-// One run, live: streams its events, and fetches the rest now and then.
+// One run, live: streams the run's events, and fetches the rest of its data now and then.
 
 import { ask, Away, events } from "./api.js";
 import { h } from "./dom.js";
@@ -59,7 +59,7 @@ class RunView {
     this.known.run = await this.ask("");
     this.cards ??= this.build();
     this.draw();
-    return !over; // once more after the end
+    return !over; // asks once more after the end
   }
 
   async answers() {
@@ -102,7 +102,7 @@ class RunView {
 
   // -- events ------------------------------------------------------------------------------------
 
-  /** Take events until the service stops or the tab is hidden. */
+  /** Takes events until the service stops, the run ends or the tab is hidden. */
   async follow() {
     const stop = new AbortController();
     const leave = () => stop.abort();
@@ -131,7 +131,7 @@ class RunView {
     if (first || ended || this.events.over !== null) this.nudge();
   }
 
-  /** Fetches again soon, after a change. */
+  /** Fetches everything again soon, because something changed. */
   async nudge() {
     if (this.nudged) return;
     this.nudged = true;
@@ -168,7 +168,7 @@ class RunView {
     this.drawn = true;
   }
 
-  /** Draws one card a frame, so that no frame is late; repeats if something changed meanwhile. */
+  /** Draws one part in each frame, so that no frame is late. Starts again if something changed meanwhile. */
   drawPart(part) {
     requestAnimationFrame(() => {
       if (this.signal.aborted) return;
