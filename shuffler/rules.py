@@ -5,9 +5,10 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its bytes carry the signature of the pinned coordinator;
 - it parses strictly, and at most half of it is white space;
 - its batch id is the one in the request's path, and follows from its run and deployment;
-- it names this shuffler, and a pinned analyzer key if any key is pinned;
+- it names this shuffler;
 - it has not expired, and expires within the time that the operator allows;
 - its time for an episode is no longer than the operator allows, because a lease lasts even longer;
+- its analyzer key is pinned, if the operator has pinned any;
 - the operator allows its trust model and its aggregation;
 - its epochs are as long as the operator's, and its own epoch is the present one or the next;
 - n is at least the operator's smallest, and neither hand-over nor report is too large;
@@ -38,7 +39,7 @@ from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
 """Smallest n for which the coordinator sees how many tenths of a batch have reported, and nodes see
-how many tenths are free."""
+how many tenths of its slots are free."""
 
 REPORTS_A_LAPSE = 10
 """Reports that an owner needs for each lapsed lease. An owner with fewer must wait for slots."""

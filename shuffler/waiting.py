@@ -76,7 +76,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """Returns the request with a body that calls ``take`` with the size of each arriving piece."""
+    """Returns the request so that reading its body calls ``take`` with the size of each piece."""
 
     async def receive() -> Message:
         message = await request.receive()

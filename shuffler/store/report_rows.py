@@ -35,7 +35,7 @@ from riffle.shuffler.store.schema import batches, report_keys, reports, sums
 from riffle.shuffler.store.vault import ReportCipher
 
 ROW_BYTES = 512
-"""Disk for the lease, the keys and the overhead of one report."""
+"""Bytes of disk for one report's lease, keys and overhead."""
 
 SUM_COPIES = 3
 """Copies of a sum on disk: in the database's pages, old and new, and in its log."""
