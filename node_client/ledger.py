@@ -135,9 +135,9 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class PersonalLedger:
-    """The ledger in a file. Methods block, and raise LocalError ``unavailable`` if it is unusable.
+    """The ledger in a file, for several threads and processes. Its methods block.
 
-    Several threads and processes may use it.
+    They raise LocalError ``unavailable`` if the file is unusable.
     """
 
     file: Path

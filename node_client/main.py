@@ -55,7 +55,7 @@ async def open_nodes(
     totals: Totals,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Runner]:
-    """Opens the users' file and the HTTP client for this process's nodes. Raises as `run` does."""
+    """Opens the record of users and the HTTP client of this process's nodes. Raises as `run`."""
     users = Users(settings.state_dir, settings.users(), settings.users_key, settings.ledger())
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     with closing(users):

@@ -3,7 +3,7 @@
 An app shows actions to its users. Minutes or days later, the app learns what happened. The node's
 own code does everything else, as in `main`: checks, users, sealing, upload.
 
-A person's episode must survive a restart of the app. So the users' file has a `Row` for each
+A person's episode must survive a restart of the app. So the file of users has a `Row` for each
 person: the lease, the word that selects the policy, and the recorded steps (states and reward bits,
 never rewards). A row is as private as the app's own data about this person.
 

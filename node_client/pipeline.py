@@ -12,7 +12,7 @@ A chunk is several whole reports of one node in one batch. Episodes and encoding
 one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
 earlier chunks, and still earlier ones are uploaded, so every core can always seal. A chunk takes
 one unit of ``capacity`` before its episodes run, and gives it back once the shuffler has decided on
-its reports. So while the shuffler is unreachable, no episode begins, but the node keeps running.
+its reports. So if the shuffler stays unreachable, no more episodes begin, but the node runs on.
 
 A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
 for good. Nothing about an episode is stored or logged: totals count reports, without naming users.

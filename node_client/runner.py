@@ -141,7 +141,7 @@ class Runner:
         return total > 0 and not self._users_file_failures
 
     async def open_jobs(self, node: NodeState, wait: int) -> list[tuple[Job | None, int]]:
-        """Returns the open batches, with None for a refused batch, and their free slots.
+        """Returns (job, free slots) for each open batch. The job of a refused batch is None.
 
         The shuffler waits up to ``wait`` seconds for a batch. Raises the errors of
         `ShufflerClient.open_batches`.

@@ -14,19 +14,19 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
   batch's epoch is the present one or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
-- its declared support has every transition that this node's environment declares possible;
 - if it declares that all steps are alike, this environment does not declare that they differ;
+- its declared support has every transition that this node's environment declares possible;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
 - analyzer key and batch key are X25519 points that give a secret (a low-order point gives no
   secret, so anybody could open messages sealed to it);
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
-- the descriptor's promise is true, and its epsilon is at most the owner's. Epsilon is recomputed
-  for its trust model from n, noise, padding and counters, at the owner's beta and dishonest
-  fraction. If one owner may hold a share of the slots that is larger than this fraction, the share
-  counts instead, because that owner's nodes might add no noise.
+- its epsilon is at most the owner's, and its promise is true. Epsilon is recomputed for its trust
+  model from n, noise, padding and counters, at the owner's beta and dishonest fraction. If one owner
+  may hold a share of the slots that is larger than this fraction, the share counts instead, because
+  that owner's nodes might add no noise.
 
-Signatures are checked before any content, and the costly recomputation comes last. A refusal is a
+Signatures are checked right after parsing, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
 """
 

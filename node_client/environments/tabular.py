@@ -39,7 +39,7 @@ Step = tuple[int, float, bool]
 
 
 class EpisodeShape(Protocol):
-    """The sizes, rewards and early ends of the episodes of an environment or an app."""
+    """What the episodes of an environment or an app look like: sizes, rewards, early ends."""
 
     @property
     def sizes(self) -> Sizes:
@@ -268,7 +268,7 @@ class BanditEnvironment:
         self.sizes = self.mdp.sizes
 
     def reset(self, randomness: Randomness) -> int:
-        """Draws a user's xi(a) for every arm: the inverse normal law of a uniform 53-bit number."""
+        """Draws a user's xi(a) for every arm, as the normal quantile of a uniform 53-bit number."""
         words = np.frombuffer(randomness.read(8 * self._means.size), dtype="<u8") >> 11
         xi = self._sigma * ndtri((words + 0.5) / (1 << 53))
         self._user = np.clip(self._means + xi, 0, 1)
