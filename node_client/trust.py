@@ -22,9 +22,9 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
   secret, so anybody could open messages sealed to it);
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - its epsilon is at most the owner's, and its promise is true. Epsilon is recomputed for its trust
-  model from n, noise, padding and counters, at the owner's beta and dishonest fraction. If one owner
-  may hold a share of the slots that is larger than this fraction, the share counts instead, because
-  that owner's nodes might add no noise.
+  model from n, noise, padding and counters, at the owner's beta and dishonest fraction. If a single
+  owner may hold a share of the slots that is larger than this fraction, the share counts instead,
+  because that owner's nodes might add no noise.
 
 Signatures are checked right after parsing, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.

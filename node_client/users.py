@@ -162,7 +162,7 @@ class Users:
     def give_back(self, leases: Sequence[Lease], charge: Charge) -> None:
         """Gives back the charges for reports of which nothing has left the device."""
         if self.ledger is not None and leases:
-            with suppress(LocalError):  # they stay charged
+            with suppress(LocalError):  # if this fails, they stay charged
                 self.ledger.give_back([lease.user for lease in leases], charge)
 
     def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:

@@ -175,7 +175,7 @@ async def lease(batch_id: Hex16, request: Request, token: NodeToken) -> Response
 async def decline(
     batch_id: Hex16, request: Request, token: NodeToken, core: Core
 ) -> wire.DeclineNotice:
-    """Records why a node stops serving an open batch, for the batch's status to show a while."""
+    """Records why a node stops serving an open batch. The status shows the reason for a while."""
     async with node_of(request, token):
         notice = await _document(request, wire.DeclineNotice)
         await core.decline(batch_id, notice.reason)

@@ -179,7 +179,7 @@ def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -
     try:
         environment: Environment = maker(**values)
         fault = _fault(environment)
-    except (RiffleError, MemoryError):  # these messages already say what is wrong
+    except (RiffleError, MemoryError):  # their texts already say what is wrong
         raise
     except Exception as error:
         place = plugins.describe_error(error, plugins.source_file(maker))

@@ -218,7 +218,7 @@ def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
 LARGEST_MEAN = 0.99
 MAX_CHANNELS = 6
 RETUNED_SLOT = 0.5
-# The first channel is idle more often but changes faster, so the best choice depends on x.
+# Channel 0 is idle more often than channel 1 but changes faster, so the best choice depends on x.
 TO_BUSY = (0.30, 0.10, 0.20)
 TO_IDLE = (0.50, 0.15, 0.70)
 MAX_FILE_BYTES = 256 << 20
@@ -342,7 +342,7 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
     H, W, A = len(widths) - 1, max(widths), actions
-    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # the concentration
+    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # 1.0: of the Dirichlet
     P = np.zeros((H, W, A, W))
     P[..., 0] = 1.0
     for h in range(H):

@@ -129,7 +129,7 @@ reports = Table(
 )
 
 # For each batch of sums: the sum of its reports' vectors, encrypted as reports are, and a tag of
-# each report's key (`report_rows`). In these batches, the table of reports has only their keys.
+# each report's key (`report_rows`). The table of reports has only the keys of these reports.
 sums = Table(
     "sums",
     metadata,
