@@ -1052,7 +1052,7 @@ def hpke_vectors() -> Json:
 
 
 def _broken_seals(context: d.Context) -> Iterator[Json]:
-    """Yields seals with one fault each, for a receiver that opens the analyzer's messages."""
+    """Yields seals with one fault each. The receiver has the analyzer's key and messages' info."""
     ephemeral, public, text = secret("broken"), x25519(ANALYZER), b"\x06"
     info, digest = context.message_info, context.digest
     whole = seal(ephemeral, public, info, text)
