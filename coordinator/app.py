@@ -98,16 +98,15 @@ def _make_app(
 ) -> FastAPI:
     """Returns the app with its routes, and sets the state that does not need a running app."""
     inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
-    app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner)
-    app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
-    for router in (
+    routers = (
         runs.router,
         results.router,
         operations.page_router,
         operations.keys_router,
         operations.health_router,
-    ):
-        app.include_router(router)
+    )
+    app = make_app("Riffle coordinator", JOURNAL, metrics.requests, lifespan, inner, routers)
+    app.add_exception_handler(SQLAlchemyError, _answer_store_failure)
     app.state.authenticator = make_authenticator(settings)
     app.state.data_dir = settings.data_dir
     return app

@@ -115,10 +115,9 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         Middleware(ConcurrencyLimit, limit=MAX_REQUESTS_AT_ONCE),
         Middleware(FastRoutes, router=router, endpoints=FAST_ROUTES),
     )
-    app = make_app("Riffle shuffler", JOURNAL, metrics.requests, lifespan, inner)
+    routers = (router, open_router)
+    app = make_app("Riffle shuffler", JOURNAL, metrics.requests, lifespan, inner, routers)
     app.state.authenticator = authenticator(settings)
-    app.include_router(router)
-    app.include_router(open_router)
     return app
 
 

@@ -35,6 +35,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -354,6 +355,7 @@ def _row_checksum(table: sa.Table) -> sa.ColumnElement[int]:
     return sa.func.row_checksum(*(c for c in table.columns if not c.info.get(AUTHENTICATED)))
 
 
+@cache
 def _with_checksums(metadata: sa.MetaData) -> sa.MetaData:
     """Returns the tables with a checksum column each, which SQLite computes at every write."""
     copies = sa.MetaData()

@@ -6,7 +6,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from typing import Annotated, Any
@@ -106,8 +106,9 @@ def make_app(
     metrics: monitoring.RequestMetrics,
     lifespan: Lifespan[FastAPI],
     inner: Sequence[Middleware],
+    routers: Iterable[APIRouter],
 ) -> FastAPI:
-    """Returns an app without routes.
+    """Returns an app with the routes of ``routers``.
 
     Its middleware records metrics and spans, and then calls ``inner``. Every error is answered with
     a problem document. The app serves /openapi.json, but not /docs, because that page loads scripts
@@ -116,11 +117,12 @@ def make_app(
     app = FastAPI(
         title=title,
         version="1",
+        # Routers that are included are analysed once more at each app's first request.
+        routes=[route for router in routers for route in router.routes],
         lifespan=lifespan,
         middleware=[Middleware(monitoring.MetricsMiddleware, metrics=metrics), *inner],
         docs_url=None,
         redoc_url=None,
-        responses=problems(always=ANY_CALLER),
         telemetry=_FRAMEWORK,
     )
     install_problem_handlers(app, journal)

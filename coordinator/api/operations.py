@@ -32,7 +32,7 @@ READY_SECONDS = 5.0
 
 # -- health and metrics -------------------------------------------------------------------------
 
-health_router = APIRouter()
+health_router = APIRouter(responses=problems(always=ANY_CALLER))
 
 
 @health_router.get(

@@ -110,7 +110,7 @@ def test_the_framework_exports_no_spans_of_its_own(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", lambda: provider)
     metrics = RequestMetrics(CollectorRegistry())
-    app = make_app("test", Journal("test"), metrics, lambda _: nullcontext(), ())
+    app = make_app("test", Journal("test"), metrics, lambda _: nullcontext(), (), ())
     assert TestClient(app).get("/users/alice").status_code == 404
     (ours,) = exporter.get_finished_spans()
     assert carried(ours) == {"http.response.status_code"}
