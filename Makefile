@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 COVERAGE := --cov --cov-report=json:build/coverage.json --cov-report=term:skip-covered
 
+# The tests start hundreds of processes: none of them shall compile the same sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: page-images demo extras test check lint types docs site audit sbom lock web clean
 
 demo: $(VENV)/.installed

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,24 @@ hypothesis.settings.load_profile("riffle")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start long tests first: neither of two processes then waits for the other at the end."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """Lets each process start with its share of the long tests: none waits for one at the end.
+
+    The first process starts with the tests of a browser instead, which only it then has to start.
+    xdist gives each process an equal stretch of the list, and later moves tests from its end.
+    """
+    kinds = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        kind = "long" if item.get_closest_marker("long") else "short"
+        kinds["browser" if "browser" in getattr(item, "fixturenames", ()) else kind].append(item)
+    others = max(1, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) - 1)
+    starts = [kinds["browser"], *(kinds["long"][i::others] for i in range(others))]
+    whole, short = len(items), kinds["short"]
+    items.clear()
+    for i, start in enumerate(starts):
+        size = max(0, (whole - len(items)) // (len(starts) - i) - len(start))
+        items += [*start, *short[:size]]
+        del short[:size]
+    items += short
 
 
 def pytest_collection_finish() -> None:
