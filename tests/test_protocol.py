@@ -96,7 +96,7 @@ SENTENCES = (
     f"`shuffler_signature` | {4 * KEY} hex digits |",
     f"`batch_key` | {2 * KEY} hex digits |",
     "DHKEM(X25519, HKDF-SHA256) `0020`, HKDF-SHA256 `0001`, AES-128-GCM `0001`",
-    "| w of `sums`: 16 or 32 |",
+    "| bits of a word of `sums`: 16 or 32 |",
     f"So floor(0.3 × 10) is {10 - honest_reports(10, 0.3)}, although the double 0.3 is below 3/10.",
     "If 32 is too small, the descriptor is",
     "The plaintext has ceil(C / 8) bytes.",
@@ -145,14 +145,15 @@ SENTENCES = (
     f'"public_key": "..."}}` (Ed25519, {2 * KEY} hex digits)',
     f"(the keys to pin, {2 * KEY} hexadecimal digits each)",
     f"one public key of {2 * KEY} hexadecimal digits a line",
-    "a policy by one 32-bit word; a reward bit by the upper 53 bits of one 64-bit word, which is 1 "
-    "if they are below the probability × 2^53; flips by one 32-bit word for each counter; "
-    "overflow by one "
-    "64-bit key",
+    "A policy takes one 32-bit word.",
+    "A reward bit takes one 64-bit word. It is 1 if the word's upper 53 bits are below the "
+    "probability × 2^53.",
+    "Flips take one 32-bit word for each counter.",
+    "Overflow takes one 64-bit key",
     f"drawn in blocks of {randomness.BLOCK} bits",
     f"make at most 2^{randomness.DRAWS_AT_ONCE.bit_length() - 1} draws, but at least one",
-    f"all draws read {randomness.FIRST_BITS} bits; then, in the same order, each draw that these "
-    f"leave open reads {randomness.MORE_BITS} more",
+    f"first every draw reads {randomness.FIRST_BITS} bits. Then, in the same order, each draw that "
+    f"is not yet decided reads {randomness.MORE_BITS} more",
     "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
     "little-endian 64-bit integers",
     "are the version of this protocol: 1.",
