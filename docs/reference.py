@@ -155,8 +155,8 @@ def problems_page() -> str:
     return _page(
         "# Problems",
         "Made from the code by `make docs`. A refusal is an `application/problem+json` document "
-        f"(RFC 9457) whose `type` is `{URN}` and one of these names; `detail` says what was wrong, "
-        "which value, and what to do.",
+        f"(RFC 9457) whose `type` is `{URN}` followed by one of these names; `detail` says what "
+        "was wrong, which value, and what to do.",
         _table(
             ("name", "status", "title"),
             ((f"`{slug}`", str(int(status)), title) for slug, (status, title) in problems),

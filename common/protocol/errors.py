@@ -43,7 +43,10 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "already-reported": (HTTPStatus.CONFLICT, "This user has reported before"),
     "user-unavailable": (HTTPStatus.CONFLICT, "This user gets no slot now"),
     "quota-exceeded": (HTTPStatus.FORBIDDEN, "The node serves more users than it was enrolled for"),
-    "share-exceeded": (HTTPStatus.CONFLICT, "The node's owner holds their share of this batch"),
+    "share-exceeded": (
+        HTTPStatus.CONFLICT,
+        "The node's owner may take no more slots in this batch now",
+    ),
     "late": (HTTPStatus.GONE, "The batch or the lease is over"),
     "wrong-size": (HTTPStatus.UNPROCESSABLE_ENTITY, "The size is wrong"),
     "wrong-key": (HTTPStatus.UNPROCESSABLE_ENTITY, "The report does not open"),
