@@ -8,13 +8,15 @@ learner of the same `Problem`. The loop is
         counts = <private counts of deployment.n episodes>
         stage_result = learner.observe(counts)      # None inside a stage
 
-Letters: X states, A actions, H steps, K episodes, b the stage, L_b its length, E the precision of
-Assumption 4 (000, section III-A). Steps h are 0-based. All arrays are read-only by convention.
+Letters: X states, A actions, H steps, K episodes, stage b of length L_b. The precision E bounds the
+noise: with high probability, the noise on every counter is within E / 4 (Assumption 4 of 000).
+Steps h are 0-based. All arrays are read-only by convention.
 
 `batch_counts` turns debiased counters of any families into the counts that a learner takes. Counts
-without counters of their own are sums: with `lean`, N(x,a) = sum_x' N(x,a,x'); with `joint`,
-N(x,a,x') = sum_r N(x,a,x',r) and R(x,a) = sum_x' N(x,a,x',1). The variance of a sum is the sum of
-its terms' variances. `to_json` writes a learner's answers for the store and for events.
+without counters of their own are sums. With `lean`, the visits are N(x,a) = sum_x' N(x,a,x'). With
+`joint`, also the transitions are sums, N(x,a,x') = sum_r N(x,a,x',r), and the reward sums are
+R(x,a) = sum_x' N(x,a,x',1). The variance of a sum is the sum of its terms' variances. `to_json`
+writes a learner's answers for the store and for events.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ PolicyArray = NDArray[np.int64]
 Purpose = Literal["crude", "fine", "exploit", "manual"]
 
 NoiseModel = Callable[[int, int | None], float]
-"""The variance of the noise on one counter, given n and the batch's layer (None: all layers).
+"""Takes a batch's n and layer (None: all layers); returns the variance of the noise on one counter.
 
-The variance is known before the batch runs, so a learner uses it to choose n and to compute E of
-Assumption 4."""
+The variance is known before the batch runs, so a learner uses it to choose n and to compute the
+precision E."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class Problem:
     `d1` (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
     guarantee of one user. `delta` is the probability that the confidence statements fail. `support`
     and `homogeneous` are the environment's declaration: its possible transitions, and whether all
-    steps are alike. `seed` keys the learner's own draws (parametric bootstrap), which are
-    post-processing and protect nobody.
+    steps are alike. `seed` keys the learner's own draws, such as those of a bootstrap. They are
+    post-processing, so privacy does not depend on them.
     """
 
     sizes: Sizes
@@ -68,13 +70,13 @@ class Problem:
     homogeneous: bool = False
 
     def layout(self, layer: int | None) -> CounterLayout:
-        """Returns the counters of a batch of one layer, or of all (None)."""
+        """Returns the counters of a batch that counts one layer, or all layers (None)."""
         return CounterLayout(self.sizes, self.families, layer, self.support)
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An order to run `mixture` for exactly `n` episodes that count one layer, or all (None)."""
+    """An order to run `mixture` for exactly `n` episodes, counting step `layer` (None: all)."""
 
     stage: int
     purpose: Purpose
@@ -87,13 +89,13 @@ class Deployment:
 class BatchCounts:
     """Unbiased private counts of one batch, before post-processing.
 
-    `transitions` are (Hs, X, A, X), `visits` (Hs, X, A) and `rewards` (Hs, X, A) or None if not
-    counted. Hs is H if the batch counts all layers, and 1 if it counts one. The variances of the
-    noise on the entries have the same shapes. Outside the support, entries and variances are 0.
-    With the families `lean` and `joint`, `visits` have no counters: they are sums of counts over x'
-    (and r). So visits and transitions agree exactly, and share their noise. `term` is the b of
-    Bernstein's inequality, the largest size of one term of the noise. `term` is the same for all
-    entries (`common.mechanism.parameters.BatchNoise`).
+    `transitions` are (Hs, X, A, X), `visits` and `rewards` are (Hs, X, A). `rewards` is None if
+    rewards were not counted. Hs is H if the batch counts all layers, and 1 if it counts one. The
+    variances of the noise on the entries have the same shapes. Outside the support, entries and
+    variances are 0. With the families `lean` and `joint`, `visits` have no counters: they are sums
+    of counts over x' (and r). So visits and transitions agree exactly, and share their noise.
+    `term` is the b of Bernstein's inequality for the noise on each counter
+    (`common.mechanism.parameters.BatchNoise`).
     """
 
     layout: CounterLayout
@@ -116,8 +118,8 @@ class StageResult:
     be counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any
     more. `radius` is the elimination threshold in units of value. `best_value` is the largest
     estimated value in the active set. `E` is the precision of the stage's fine counts. `infrequent`
-    is the share of tuples (h, x, a, x') in W. `coverage_gap` is the certificate sup_mu sum
-    d_mu/d_pi over its bound, minus one (Eq. 4).
+    is the share of tuples (h, x, a, x') in W, the set of those too rare to learn. `coverage_gap`
+    bounds how far the coverage design is from the optimum of Eq. 4, relative to the optimum.
     """
 
     stage: int
@@ -165,7 +167,7 @@ class Learner(Protocol):
         """
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Takes the counts of the current deployment; returns the stage's result when it ends.
+        """Takes the current deployment's counts. Returns the stage's result if they end the stage.
 
         Raises LearnerError if nothing is deployed, or if the counts have another n or layer.
         """
@@ -183,8 +185,8 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `variance` is the variance of the noise on each counter, and `term` is the largest size of a
-    term of this noise.
+    `variance` is the variance of the noise on each counter, and `term` is the b of Bernstein's
+    inequality for this noise.
 
     Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """

@@ -9,10 +9,10 @@ P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row 
 the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so it needs no row.
 r has shape (H, X, A). `...` stands for leading dimensions of arrays.
 
-`compiled` compiles loops of learners that plan in every episode with numba. Without numba, plain
-Python runs the same code. numba's cache on disk notices changes to a function only in the file that
-defines the function. So a compiled function uses only compiled functions and constants of its own
-file.
+`compiled` uses numba to compile the loops of learners that plan in every episode. Without numba,
+plain Python runs the same code. numba's cache on disk compiles a function again only if the file
+that defines it has changed. So a compiled function uses only compiled functions and constants of
+its own file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def plan(P: FloatArray, r: FloatArray, d1: FloatArray) -> Plan:
 
 
 def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns the values (...) of policies (..., H, X); P and r are as in `plan`, and broadcast."""
+    """Returns the values (...) of policies (..., H, X). P and r are as in `plan`, and broadcast."""
     H, _, A = r.shape[-3:]
     taken = policy[..., None] == np.arange(A)
     rewards = (r * taken).sum(axis=-1)
@@ -70,7 +70,7 @@ def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> 
 
 
 def occupancy(P: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns d_h(x, a) (..., H, X, A) of policies (..., H, X) under P (H, X, A, X)."""
+    """Returns each visit's probability d_h(x, a) under policies (..., H, X): (..., H, X, A)."""
     H, X, A, _ = P.shape
     taken = policy[..., None] == np.arange(A)
     d = np.empty((*policy.shape[:-2], H, X, A))
@@ -87,7 +87,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compiles a function for this machine, without reordering its arithmetic; caches on disk."""
+    """Compiles a function if numba is installed. Keeps the order of arithmetic; caches on disk."""
     try:
         from numba import njit  # noqa: PLC0415  (an optional dependency)
     except ImportError:

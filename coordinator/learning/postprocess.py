@@ -1,15 +1,16 @@
-"""Post-processing of private counts by paper 000: Eq. 7, add-on, E, flow and the absorbing MDP.
+"""Post-processing of private counts: Eq. 7 of paper 000, equations of flow, the absorbing MDP.
 
 Everything here is a function of released counts, so it costs no privacy.
 
 **Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), N the noisy visits
 N(x, a), and [l, u] = [N - E/4, N + E/4], where E is the precision of Assumption 4. Eq. 7 asks for
+an n that attains
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
 There are many minimisers. `project` returns the Euclidean projection of c onto the set {n >= 0, l
 <= sum n <= u}. This projection is a minimiser (the tests compare it with a linear program), unique,
-and continuous in the data. With c sorted in descending order and S_k its prefix sums,
+and continuous in the data. If c is sorted in descending order and S_k sums its first k entries,
 
     lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
@@ -20,14 +21,14 @@ If u < 0, no n is feasible, and `project` returns n = 0.
     sum_{x,a,x'} N_0(x, a, x') = n,
     sum_{x,a} N_{h-1}(x, a, y) = sum_{a,x'} N_h(y, a, x')      for all y, h >= 1,
 
-in short B N = b. Private counts c violate them. `conserve` projects c onto these equations by least
+in short B N = b. Private counts c violate these equations. `conserve` projects c onto them by least
 squares, weighted by the inverse variances. The projection is linear and unbiased, and takes stacks
 of counts. Only noise violates the equations, so the projection removes noise and nothing else.
 There are 1 + (H - 1) X independent equations for H X^2 A counts. So the projection removes the
 share (1 + (H - 1) X) / (H X^2 A) of the noise's total variance, and a far larger share in sums such
-as the visits of a state. If visits have counters of their own (families `paper`), they enter with
-the inverse of their own variance. Let Sigma be the covariance of the combined noise, B' the
-transpose of B, and N the result:
+as the visits of a state. If visits have counters of their own (families `paper`), they are weighted
+by the inverse of their own variance. Let c be the transitions after this weighting, Sigma the
+covariance of the noise on them, B' the transpose of B, and N the result:
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
@@ -56,7 +57,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
 def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """Returns n (..., X) of Eq. 7 for rows c (..., X), noisy totals (...) and the tolerance E/4.
+    """Projects rows c (..., X) by Eq. 7: n >= 0, and sums within `tolerance` of `total` (...).
 
     Raises ValueError if the tolerance E/4 is negative or the shapes disagree.
     """
@@ -74,7 +75,7 @@ def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentCounts:
-    """Counts that satisfy Assumption 4: N(x,a) = sum_x' N(x,a,x'); shapes (..., X, A[, X])."""
+    """`visits` (..., X, A) are exactly the sums over x' of `transitions` (..., X, A, X)."""
 
     transitions: FloatArray
     visits: FloatArray
@@ -88,7 +89,7 @@ def consistent(
     add_on: bool = True,
     possible: BoolArray | None = None,
 ) -> ConsistentCounts:
-    """Applies Eq. 7, then the add-on: each pair gets E/2, in equal parts for `possible` tuples.
+    """Applies Eq. 7, then the add-on: each (x, a) gets E/2, split evenly over its `possible` x'.
 
     Takes transitions (..., X, A, X), visits (..., X, A), and E in counts. Without `add_on`, counts
     are only projected: they are unbiased up to clipping, but may be below the true counts.
@@ -102,11 +103,10 @@ def consistent(
 
 
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
-    """Returns E of Assumption 4: with probability 1 - delta, all noises are within E/4 (Bernstein).
+    """Returns E of Assumption 4: with probability 1 - delta, every noise is within E/4.
 
-    A counter's noise is a centred sum of independent terms. Each term is at most `term`, and
-    `variance` is the variance of the sum. So P(|noise| > s) <= 2 exp(-s^2 / (2 variance + 2 term s
-    / 3)), and a union bound over the counters gives E.
+    Every counter's noise satisfies Bernstein's inequality P(|noise| > s) <= 2 exp(-s^2 / (2
+    variance + 2 term s / 3)). A union bound over all `counters` counters gives E.
     """
     log_term = math.log(2 * counters / delta)
     linear = term * log_term / 3
@@ -114,7 +114,10 @@ def precision(variance: float, counters: int, delta: float, term: float = 1.0) -
 
 
 def divergence(N: FloatArray) -> FloatArray:
-    """Returns B N (..., 1 + (H - 1) X) for counts N (..., H, X, A, X)."""
+    """Returns the left sides B N of the equations of flow for counts N (..., H, X, A, X).
+
+    They are (..., 1 + (H - 1) X): the total at step 0, then inflow minus outflow of each (h, y).
+    """
     inflow = N[..., :-1, :, :, :].sum(axis=(-3, -2))
     outflow = N[..., 1:, :, :, :].sum(axis=(-2, -1))
     total = N[..., 0, :, :, :].sum(axis=(-3, -2, -1))
@@ -123,7 +126,7 @@ def divergence(N: FloatArray) -> FloatArray:
 
 
 def adjoint(multipliers: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """Returns B' lambda (..., H, X, A, X) for multipliers lambda (..., 1 + (H - 1) X)."""
+    """Applies the transpose of `divergence` to multipliers (..., 1 + (H - 1) X)."""
     H, X, A, _ = shape
     nodes = multipliers[..., 1:].reshape(*multipliers.shape[:-1], H - 1, X)
     out = np.zeros((*multipliers.shape[:-1], H, X, A, X))
@@ -143,8 +146,8 @@ def conserve(
 ) -> FloatArray:
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
-    `visits` (..., H, X, A) are visits with counters of their own. Their noise has 1 / `ratio` times
-    the variance of a transition count's noise. If `visits` is None, visits are sums of transitions.
+    `visits` (..., H, X, A) are visits with counters of their own. The variance of their noise is
+    that of a transition count, divided by `ratio`. If `visits` is None, they are sums.
     `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible
@@ -156,9 +159,10 @@ def conserve(
 
 
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
-    """Returns s (H, X, A): for a row with k tuples, Sigma is the identity minus s in every entry.
+    """Returns s = ratio / (1 + k ratio) in shape (H, X, A); k counts the possible x' of (h, x, a).
 
-    The unit is a transition count's variance. Here s = ratio / (1 + k ratio).
+    Among the tuples of one (h, x, a), Sigma is the identity minus s in every entry, in units of the
+    variance of a transition count.
     """
     return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
 
@@ -168,7 +172,8 @@ def imbalance(
 ) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that breaks the equations of flow.
 
-    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B.
+    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B. B
+    and Sigma are those of the module.
     """
     excess = divergence(transitions)
     excess[..., 0] -= n
@@ -178,11 +183,14 @@ def imbalance(
 
 
 def leverage(possible: BoolArray) -> FloatArray:
-    """Returns M's diagonal (see `imbalance`), (H, X, A, X), if visits are sums of transitions."""
+    """Returns the diagonal (H, X, A, X) of the matrix M of `imbalance`.
+
+    Assumes that visits are sums of transitions, without counters of their own.
+    """
     H, X = possible.shape[:2]
     inverse = _inverse(possible.tobytes(), possible.shape, 0.0)
-    into = 1 + np.arange((H - 1) * X).reshape(H - 1, X)  # the row of B that each y enters
-    left = np.concatenate([np.zeros((1, X), dtype=np.int64), into])  # the row that each x leaves
+    into = 1 + np.arange((H - 1) * X).reshape(H - 1, X)  # rows of B: arrivals in each y
+    left = np.concatenate([np.zeros((1, X), dtype=np.int64), into])  # departures from each x
     sign = np.where(np.arange(H - 1) == 0, 1, -1)[:, None, None]
     own = np.broadcast_to(np.diag(inverse)[left][..., None], (H, X, X)).copy()
     own[:-1] += np.diag(inverse)[into][:, None]
@@ -192,12 +200,12 @@ def leverage(possible: BoolArray) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
-    """Returns (B Sigma B')^-1 for a support (its bytes, shape H, X, A, X), without building B.
+    """Returns (B Sigma B')^-1 without building B. `mask` has the bytes of the support's mask.
 
-    Let s be the result of `_share`. Let S v be the vector v (over tuples) summed over the possible
-    x' of each (h, x, a). Then v' Sigma w = v'w - s (S v)'(S w). Row 0 of B has ones at step 0. Row
-    (h, y) has ones where step h - 1 enters y, and minus ones where step h leaves it. Rows of B for
-    states that cannot occur are empty; such a row gets a one on the diagonal.
+    For a vector v over tuples, let S v be its sums over the possible x' of each (h, x, a). With s
+    of `_share`, v' Sigma w = v'w - (S v)' diag(s) (S w). Row 0 of B has ones at step 0. Row (h, y)
+    has ones where step h - 1 enters y, and minus ones where step h leaves y. If a state cannot
+    occur, its row of B is zero; a one on the diagonal then keeps the matrix invertible.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)
@@ -220,13 +228,13 @@ def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
 
 
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
-    """Returns P~ (..., X, A, X) from consistent counts of that shape. Rows without visits are 0."""
+    """Returns P~ (..., X, A, X) from consistent counts of that shape; 0 in W or without visits."""
     visits = transitions.sum(axis=-1, keepdims=True)
     rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
     return np.where(W, 0.0, rows)
 
 
 def estimate_rewards(rewards: FloatArray, visits: FloatArray) -> FloatArray:
-    """Returns r~ (..., X, A): R / N clipped to [0, 1], and 0 if there are no visits."""
+    """Returns r~ (..., X, A): rewards / visits clipped to [0, 1], and 0 if there are no visits."""
     ratio = np.divide(rewards, visits, out=np.zeros_like(rewards), where=visits > 0)
     return np.clip(ratio, 0.0, 1.0)

@@ -21,13 +21,13 @@ noise comes from the caller's generator, which experiments seed. In the services
 get integer noise from the system's CSPRNG (`common.mechanism.workflow`).
 
 **Sensitivity.** Replacing one user lowers one entry and raises one, each by at most one, in every
-counter family at every step: `Sensitivity.of_cells(cells)` with `CounterLayout.cells`. Under full
-information (004), a user shows all losses in [0, 1], and all may change: `Sensitivity.of_losses(X
-A)`.
+counter family at every step. `Sensitivity.of_cells(CounterLayout.cells)` is this sensitivity. Under
+full information (004), a user contributes a loss in [0, 1] for each of the X A pairs, and all may
+change. `Sensitivity.of_losses(X A)` is the sensitivity of these losses.
 
 **Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
-trusted agent sees every contribution and releases S_t for t = 1..T. The dyadic blocks of level j
-end at the multiples of 2^j. S_t is the sum of one block for each bit of t that is 1:
+trusted agent sees every contribution and releases S_t for t = 1..T. A block of level j is the sum
+of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each bit of t that is 1:
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 
@@ -39,24 +39,24 @@ Levels: contribution i is in at most one block of each level with 2^j <= T, so i
 
     tree_levels(T) = floor(log2 T) + 1 = T.bit_length()
 
-blocks; contribution 1 is in exactly so many. A learner of K episodes needs S_1..S_{K-1}, because
+blocks; contribution 1 is in exactly that many. A learner of K episodes needs S_1..S_{K-1}, because
 policy k uses users i < k and nobody uses S_K. Hence T = K - 1, and there are (K-1).bit_length() =
 ceil(log2 K) levels, as in Algorithm 4. Taken literally, Algorithm 4 also uses a leaf K, which has
 no index if K is a power of two. The leaf is not needed.
 
 Privacy: given the earlier releases, no other trajectory depends on the replaced user. So replacing
-user i changes only the blocks that contain contribution i. If one contribution has the
-sensitivities Delta_1 (L1) and Delta_2 (L2), those of the vector of all blocks are levels * Delta_1
-and sqrt(levels) * Delta_2. The sums are functions of the noisy blocks. Laplace noise of scale b =
-levels * Delta_1 / epsilon composes adaptively to epsilon-DP. The analytic Gaussian mechanism on the
-whole vector is (epsilon, beta)-DP, even if later contributions are chosen adaptively (Denisov et
-al. 2022). The policies shown to other users are post-processing, so by the billboard lemma (Hsu et
-al. 2014) the run is jointly DP.
+user i changes only the blocks that contain contribution i. Let one contribution have the
+sensitivities Delta_1 (L1) and Delta_2 (L2). Then the vector of all blocks has the sensitivities
+levels * Delta_1 and sqrt(levels) * Delta_2. The sums are functions of the noisy blocks. Laplace
+noise of scale b = levels * Delta_1 / epsilon composes adaptively to epsilon-DP. The analytic
+Gaussian mechanism on the whole vector is (epsilon, beta)-DP, even if later contributions are chosen
+adaptively (Denisov et al. 2022). The policies shown to other users are post-processing, so by the
+billboard lemma (Hsu et al. 2014) the run is jointly DP.
 
 `paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1: epsilon'
-= epsilon / (3 H log K)). This noise is for H changes in each family, but replacing a user makes 2 H
+= epsilon / (3 H log K)). This noise covers H changes in each family, but replacing a user makes 2 H
 changes. So it gives 2 epsilon-DP for replacing one user and epsilon-DP for adding or removing one.
-Under full information, where a user shows all X A losses, the guarantee is weaker still.
+Under full information, where a user contributes X A losses, the guarantee is weaker still.
 
 **Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
 
@@ -66,9 +66,9 @@ so the noise on S_t has variance t Var Z. Privacy: the message of a user is the 
 contribution. Two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
 noise of scale b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
 beta)-LDP. A user sends only one message, so nothing composes. `paper` is Lap(3 H / epsilon) on
-three families. This noise is for H changes in each family, but two trajectories differ in 2 H
-entries of each family, so the noise is 2 epsilon-LDP. Under joint DP, 004 puts the same noise on
-bandit losses (Lemma 5.6).
+three families. This noise covers H changes in each family, but two trajectories differ in 2 H
+entries of each family, so the noise is 2 epsilon-LDP. Under joint DP, too, 004 adds Lap(3 H /
+epsilon) to bandit losses (Lemma 5.6).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def noise_of_draw(
 ) -> AdditiveNoise:
     """Returns the noise of one draw if a contribution of this sensitivity enters `depth` sums.
 
-    depth is 1 for a Local Privatizer, and `tree_levels(T)`, at least 1, for T central sums.
+    depth is 1 for a Local Privatizer, and max(`tree_levels(T)`, 1) for a Central one of T sums.
     """
     if name == "paper":
         return AdditiveNoise("laplace", 3.0 * H * depth / epsilon)
@@ -178,22 +178,22 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
     `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families of
-    counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. With losses under full information, Delta_1
-    is 4 H + X A.
+    counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. Under full information, with two families
+    of counts and X A losses, Delta_1 is 4 H + X A.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
 
 
 def tree_levels(T: int) -> int:
-    """Returns the largest number of blocks that contain one of T contributions."""
+    """Returns how many blocks contain the first of T contributions. No other is in more blocks."""
     return T.bit_length()
 
 
 class BinaryMechanism:
     """The Central Privatizer for T arrays of one shape; `variant` equalises the noise (Alg. 4).
 
-    All noise of a block is drawn when the block is complete, in the order of t. Then come the extra
-    draws of the variant. `add` raises LearnerError after T contributions.
+    The noise of a block is drawn when the block is complete. Then come the extra draws of the
+    variant for that t. `add` raises LearnerError after T contributions.
     """
 
     def __init__(
