@@ -4,8 +4,8 @@
 same letters. A NumPy oracle in the tests takes the same draws from the same generators, in the same
 order, and gives the same policies. (Rows are summed in the order of x'. NumPy does the same below
 eight states. With more states, the last bit may differ.) All draws come from PCG64. An episode
-takes 1 + 2 H uniforms: one for the start, and two for the next state and the reward bit of every
-step. A completed block or a user's message takes one draw of noise for each counter. Inner loops
+takes 1 + 2 H uniforms: one for the start and, at every step, one for the next state and one for
+the reward bit. A completed block or a user's message takes one draw for each counter. Inner loops
 run over pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
 A policy's value comes from backward induction in the true MDP. The value is computed only when the
@@ -23,11 +23,11 @@ from riffle.coordinator.learning.planning import Floats, Ints, compiled
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
 NONE, LAPLACE, GAUSSIAN = 0, 1, 2
-AT_ONCE = 128  # users whose noise is drawn together: few enough to stay in the cache
+AT_ONCE = 128  # the noise of so many users is drawn together: few enough for the cache
 
 
 class World(NamedTuple):
-    """The true MDP, its V* (`optimum`), and running sums of d1 (`start`) and P (`following`)."""
+    """The true MDP, its optimal value, and cumulative sums of d1 (`start`) and P (`following`)."""
 
     P: Floats
     r: Floats
@@ -38,7 +38,7 @@ class World(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, the kind's logarithm `iota`."""
+    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, and its logarithm `iota`."""
 
     kind: int
     bonus_scale: float
@@ -50,8 +50,8 @@ class Exploration(NamedTuple):
 class Privacy(NamedTuple):
     """A Privatizer. One draw of its noise has `scale` and `variance`.
 
-    If `log_term` > 0, E is computed from `log_term`. The kind NONE is UCBVI without privacy, which
-    counts exactly.
+    `log_term` sets the bound E on the noise (`set_noise`); if it is 0, so is E. The kind NONE is
+    UCBVI without privacy, which counts exactly.
     """
 
     local: bool
@@ -65,7 +65,7 @@ class Privacy(NamedTuple):
 class Work(NamedTuple):
     """Scratch arrays: V (X,), counts (X, pairs) and the others (pairs,), with H X A pairs.
 
-    They are not rows of one array, so that the compiler knows that they do not overlap.
+    Each is an array of its own, so that the compiler knows that they do not overlap.
     """
 
     V: Floats
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
     """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
 
-    A draw selects the first state whose running sum exceeds a uniform draw, or else the last state.
+    A state is drawn as the first whose cumulative sum exceeds a uniform number, or else the last.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -126,8 +126,8 @@ def plan(
 ) -> bool:
     """Overwrites `policy` with the optimistic policy; returns whether it changed.
 
-    P is (X', H X A), r and N are (H X A,). `noise` (3,) has the variance of the noise on a
-    transition count, the variance of the noise on a reward sum, and E.
+    P is (X, H X A) with x' first; r and N are (H X A,). `noise` (3,) has the variance of the noise
+    on a transition count, the variance of the noise on a reward sum, and E.
     """
     H, X = policy.shape
     pairs, V, changed = len(r) // H, work.V, False
@@ -161,7 +161,10 @@ def plan(
 def exploration(
     r: float, N: float, variance: float, shift: float, most: float, H: int, bonus: Exploration
 ) -> float:
-    """Returns the bonus b_h(x, a). `shift` is E X for QIAO, the noise's variance for PRACTICAL."""
+    """Returns the bonus b_h(x, a) from r^, N and the variance of V_{h+1}; `most` is H - h.
+
+    `shift` is E X for QIAO. For PRACTICAL, it is the variance of the noise in N (r~ + P~ V_{h+1}).
+    """
     width = bonus.iota / N
     if bonus.kind == AZAR:
         return float(7.0 * H * bonus.iota / np.sqrt(N))
@@ -174,7 +177,7 @@ def exploration(
 
 @compiled
 def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
-    """Writes the best actions of Q (X A,) and values V (X,); returns whether an action changed."""
+    """Writes the best actions for Q (X A,), and their V (X,); returns whether an action changed."""
     X, changed = len(policy), False
     A = len(Q) // X
     for x in range(X):
@@ -191,7 +194,7 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 @compiled
 def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
-    """Adds an episode to exact N(x, a, x') (X', pairs), R and N (pairs,); updates P^ and r^."""
+    """Adds an episode to exact counts (X, pairs), R, N (pairs,); updates P^ (rows), r^ (means)."""
     pairs, X = len(N) // len(episode), len(rows)
     for h in range(len(episode)):
         i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]
@@ -205,7 +208,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy makes many draws quickly."""
+    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy is quick for many at once."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
@@ -215,7 +218,10 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Releases the `total` of t contributions as `BinaryMechanism.add` does; blocks (levels, C)."""
+    """Writes the `total` of t contributions with noise to `released` (`BinaryMechanism.add`).
+
+    `blocks` (levels, C) has the noise of each level's last block; `noise` is that of the new block.
+    """
     completed = 0
     while not t >> completed & 1:
         completed += 1
@@ -229,10 +235,10 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects columns of c (X, pairs) as `postprocess.project` does; writes n and its sums N.
+    """Projects columns of c (X, pairs) as `postprocess.project` does; writes n and column sums N.
 
-    Odd-even transposition sorts c. The order of its comparisons does not depend on the data, so all
-    pairs are sorted side by side.
+    Odd-even transposition sorts each column of c. The order of its comparisons does not depend on
+    the data, so all columns are sorted side by side.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second
@@ -271,9 +277,10 @@ def estimate(
     N: Floats,
     work: Work,
 ) -> None:
-    """Estimates P~ in rows (X', H X A), r~ in means and N~ (H X A,) from released counters (C,).
+    """Writes P~ to rows (X, H X A), r~ to means and N~ to N (H X A,), from released counters (C,).
 
-    If E > 0, the projection has tolerance E / 4, and the add-on of Eq. 7 is applied.
+    The projection has tolerance E / 4. If E > 0, the add-on of Eq. 7 follows. N~ is at least
+    `least`.
     """
     X, pairs = rows.shape
     counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
@@ -374,7 +381,7 @@ def run(
 
 @compiled
 def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
-    """Sets `noise`, in the form that `plan` takes, for the counts after t contributions."""
+    """Sets `noise` (3,), as `plan` describes it, for the counts after t contributions."""
     terms = t
     if not privacy.local:
         terms = 0

@@ -28,8 +28,8 @@ tree has ceil(log2 K) levels. There are two sets of noise levels, named as in `p
   counters. The noise is Laplace or analytic Gaussian, whichever has the smaller variance at the
   same (epsilon, beta).
 
-There are two bonuses. Each bonus is the same for every environment, and every run records its
-bonus:
+A bonus has the name `paper` or `practical`. It is the same for every environment, and every run
+records it:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). This bonus
   exceeds H - h for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
@@ -45,7 +45,8 @@ bonus:
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
 
-  with iota = log(2 H X A K / delta). As with SDP-PE's `practical`, counts are projected with
+  with iota = log(2 H X A K / delta). sigma_T^2 and sigma_R^2 are the variances of the noise on a
+  transition count and on a reward sum. As with SDP-PE's `practical`, counts are projected with
   tolerance zero and without the add-on, and a visit count is taken as at least `least_visits`
   standard deviations of its noise.
 """

@@ -1,12 +1,12 @@
 """UCBVI in batches: optimistic policies from the private counts of a few batches of users.
 
-UCBVI plans before every episode, but in the shuffle model a batch hides its users. So the n_i users
-of batch i run policies with several bonus scales. All these policies are planned from the earlier
+UCBVI plans before every episode, but the shuffle model hides users in batches. So the n_i users of
+batch i run policies with several bonus scales. All these policies are planned from the earlier
 batches:
 
     n_1 = first sigma X A,  mixture_1 = uniform over random policies
     for batch i = 1, 2, ..., as many as fit in (1 - exploit_share) K episodes:
-        run n_i episodes of mixture_i and add their counts: P^, r^, N
+        run n_i episodes of mixture_i; estimate P^, r^, N from the counts of batches 1..i
         for each scale c:
             for h = H-1 .. 0:  Q_h = min(H - h, r^ + P^ V_{h+1} + c decay^(i-1) b_h)
                                V_h = max_a Q_h,  pi_c(h, .) = argmax_a Q_h
@@ -16,22 +16,22 @@ batches:
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
 visited equally often, batch 1 would visit each `first` sigma times at every step. So the noise sets
 the least batch sizes, and K sets the number of batches. Then all sizes are multiplied by one
-factor, so that the batches fill K.
+factor, so that the batches fill (1 - exploit_share) K.
 
-**Counts.** Each batch's counts are projected on the equations of flow and added with weights w_i(h,
-x, a) = m / (m + X v_i), where batch i expects m visits to (h, x, a), and v_i is the variance of the
-noise on each of its transition counts (`evidence`). Eq. 7 makes the sums consistent. Then the row
-of (h, x, a) gets `shrinkage` * s pseudo-visits, distributed like the mean row over all steps. Here
-s is the standard deviation of the noise on the visits to (h, x, a). So steps share one estimate
-until their counts rise above the noise. If all steps are declared to be alike, counts are summed
-over steps instead.
+**Counts.** Each batch's counts are projected on the equations of flow. Batch i then has the weights
+w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the number of visits
+to (h, x, a) that batch i expects, and v_i is the variance of the noise on each of its transition
+counts. Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` * s
+pseudo-visits, distributed like the mean row over all steps. Here s is the standard deviation of the
+noise on the visits to (h, x, a). So steps share one estimate until their counts rise above the
+noise. If all steps are declared to be alike, counts are summed over steps instead.
 
-**Bonus.** v_T is the variance of the noise on a sum of transitions, and v_R on a sum of rewards. N
-is taken as at least s, and at least 1:
+**Bonus.** v_T is the variance of the noise on a sum of transitions, and v_R that on a sum of
+rewards. N counts visits and pseudo-visits, and is taken as at least s and at least 1:
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
-Transitions outside a declared support have v_T = 0, and X counts only possible successors.
+Transitions outside a declared support have v_T = 0, and X in w_i counts only possible successors.
 
 The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second is the
 largest possible standard deviation of a mean of N reward bits.
@@ -90,7 +90,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A model, its visits N (H, X, A), and noise variances v_T (H, X, A, X) and v_R (H, X, A)."""
+    """A model, its visits N (H, X, A), and variances of noise v_T (H, X, A, X), v_R (H, X, A)."""
 
     model: Model
     N: FloatArray
@@ -98,7 +98,7 @@ class Estimate:
     v_R: FloatArray
 
     def optimistic(self, c: float) -> PolicyArray:
-        """Returns the policy greedy in Q with c times the bonus; the first action wins ties."""
+        """Returns the greedy policy if Q has c times the bonus. The first action wins ties."""
         (P, r), H = self.model, len(self.N)
         policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
         for h in reversed(range(H)):
@@ -189,7 +189,7 @@ class UCBVIShuffle:
         )
 
     def _rewards(self, weights: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Returns the weighted sum of rewards and its noise's variance, (H or 1, X, A) each."""
+        """Returns the weighted sum of rewards and its noise's variance, each (H or 1, X, A)."""
         w = np.stack(weights)
         counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
         variances = np.stack([batch.reward_variance for batch in self._batches])
@@ -213,7 +213,7 @@ class UCBVIShuffle:
 
 
 def batch_sizes(problem: Problem, options: Options) -> list[int]:
-    """Returns n_1, n_2, ...: as many sizes as fit, stretched to fill their share of K.
+    """Returns the batch sizes n_1, n_2, ...: as many as fit, stretched to fill their share of K.
 
     Raises LearnerError if K leaves too few episodes for one batch.
     """
