@@ -68,7 +68,7 @@ class Evidence:
         )
 
     def conserve_flow(self) -> Evidence:
-        """Returns flow-consistent counts (`postprocess.conserve`); visits are then sums.
+        """Returns flow-consistent counts (`postprocess.conserve`), with visits summed over x'.
 
         The variances stay as they are. The projection only lowers the true variances, so this is
         safe.
@@ -86,7 +86,7 @@ class Evidence:
         return replace(self, transitions=N, visits=N.sum(axis=-1))
 
     def expected_visits(self, P: FloatArray, d1: FloatArray) -> FloatArray:
-        """Returns n d(h, x, a), the expected visits (Hs, X, A), under P (H, X, A, X)."""
+        """Returns the expected numbers of visits (Hs, X, A) of n episodes under P (H, X, A, X)."""
         d = [_visitation(mixture, P, d1) for mixture in self.mixtures]
         if len(d) == 1:
             return np.asarray(self.n * d[0][: self.transitions.shape[-4]])
@@ -94,13 +94,13 @@ class Evidence:
 
 
 def _visitation(mixture: Mixture, P: FloatArray, d1: FloatArray) -> FloatArray:
-    """Returns a mixture's probabilities d(h, x, a) of visits (H, X, A)."""
+    """Returns the probabilities (H, X, A) that a mixture visits (h, x, a)."""
     d = occupancy(P, d1, mixture.policies)
     return np.asarray((mixture.probabilities @ d.reshape(len(d), -1)).reshape(P.shape[:-1]))
 
 
 def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> Evidence:
-    """Returns the evidence of one batch, or of one-layer batches, stacked; n may differ by one."""
+    """Returns the evidence of one batch, or of stacked one-layer batches of nearly equal n."""
     rewards = [batch.rewards for batch in batches if batch.rewards is not None]
     return Evidence(
         float(np.mean([batch.n for batch in batches])),
@@ -144,12 +144,12 @@ class Counts:
     possible: BoolArray
 
     def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
-        """Applies Eq. 7 and the add-on (`postprocess`), with E in (weighted) counts."""
+        """Applies Eq. 7, then the add-on if wanted (`postprocess`). E is in weighted counts."""
         return consistent(self.transitions, self.visits, E, add_on=add_on, possible=self.possible)
 
 
 def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) -> Counts:
-    """Returns the weighted sum; `alike` (homogeneous environments) also sums over steps: Hs = 1."""
+    """Returns the weighted sum of evidence. If steps are `alike`, also sums over steps: Hs = 1."""
     pairs = list(zip(weights, parts, strict=True))
     masks = [part.possible.any(axis=0, keepdims=True) if alike else part.possible for part in parts]
     return Counts(
@@ -162,9 +162,9 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 
 
 def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
-    """Adds k (H, X, A) pseudo-visits to possible counts T (..., H, X, A, X).
+    """Adds k (H, X, A) pseudo-visits to counts T (..., H, X, A, X), but only to possible ones.
 
-    The pseudo-visits are distributed like the mean row over steps.
+    The pseudo-visits are distributed like the mean row over all steps.
     """
     total = T.sum(axis=-4, keepdims=True)
     row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
@@ -174,8 +174,8 @@ def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray
 def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -> FloatArray:
     """Adds the rewards of k (H, X, A) pseudo-visits to reward sums R (..., H, X, A).
 
-    A pseudo-visit has the mean reward over steps.
-    N are visits, shaped as R; s (H, X, A) is the standard deviation of the noise on N.
+    A pseudo-visit has the mean reward over all steps.
+    N are visits in the shape of R; s (H, X, A) is the standard deviation of the noise on N.
     """
     noise = np.sqrt((s**2).sum(axis=-3, keepdims=True))
     visits = np.maximum(N.sum(axis=-3, keepdims=True), noise)
@@ -183,7 +183,7 @@ def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -
 
 
 def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:
-    """Adds terms. Their layer axis is the `axes`-th from the end; `alike` also sums over layers."""
+    """Adds arrays. Layers are the `axes`-th axis from the end; `alike` also sums over layers."""
     if alike:
         terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
     total = terms[0]

@@ -7,10 +7,10 @@ pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-where n_j is the number of episodes executed. The bands of a run cover all runs whose specs differ
-only in id and seeds and that executed at least as many episodes. A band is pointwise: the mean over
-these runs with a two-sided 95 % Student t interval. Between two deployments, regret is taken as
-linear and value as constant.
+where n_j is the number of episodes executed. The bands of a run cover this run and all runs that
+executed at least as many episodes and whose specs differ from its spec only in id and seeds. A band
+is pointwise: the mean over these runs with a two-sided 95 % Student t interval. Over the episodes
+of one deployment, regret is taken as linear and value as constant.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class TrueRow:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Cumulative episodes (D,), value (D,) of each deployment and cumulative regret (D,)."""
+    """For each of D deployments: episodes so far, the deployment's value, and regret so far."""
 
     episodes: FloatArray
     value: FloatArray
@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A mean over runs and both ends of its interval."""
+    """A mean over runs and the two ends of its interval, at each point of the grid."""
 
     mean: list[float]
     low: list[float]
