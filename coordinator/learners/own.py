@@ -15,8 +15,8 @@ and costs no privacy.
 `ExternalLearner` runs such a learner, or any other external learner, and reports each of its
 mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
 file. Every returned value is checked before it is used. LearnerErrors and Riffle's refusals (such
-as a batch that is too small) keep their text. The wrapper asks for the
-first deployment at once. This changes nothing, but finds most mistakes before a run is created.
+as a batch that is too small) keep their text. The wrapper asks for the first deployment at once.
+This changes nothing, but finds most mistakes before a run is created.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class OwnLearner(ABC):
     ) -> Deployment:
         """Makes a deployment of a policy (H, X), or of policies (M, H, X).
 
-        ``probabilities`` (M,) are uniform by default. ``layer``: the only step to count.
+        ``probabilities`` (M,) are uniform by default. ``layer`` is the step to count (None: all).
 
         Raises LearnerError if n is not in 1..left, or the policies do not fit this problem.
         """
@@ -126,7 +126,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns policies (M, H, X): one that always takes a, for each a; then random ones."""
+        """Returns one policy (H, X) for each action that always takes it, then random policies."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -134,22 +134,22 @@ class OwnLearner(ABC):
         return np.concatenate([always, random])
 
     def improve(self, counts: BatchCounts) -> None:
-        """Sets the answer to the best policy in the model of the counts, and its value there.
+        """Estimates a model from counts, and makes its best policy, with its value, the answer.
 
-        If the environment declares that all steps are alike, one model is made of all steps.
+        If the environment declares that all steps are alike, counts are summed over steps.
         """
         best = plan(*estimate(counts, alike=self.problem.homogeneous), self.problem.d1)
         self.policy, self.value = best.policy, float(best.value)
 
 
 def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, FloatArray]:
-    """Estimates P (H, X, A, X), r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
+    """Estimates P (H, X, A, X) and r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
 
     With ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
 
     Visits below one standard deviation of their noise are raised to this deviation, so that noise
-    on a rarely visited pair does not look like a reward. Rows of P may then sum to less than one.
-    The missing probability leads to no state.
+    on a rarely visited pair does not look like a reward. Visits below 1 are raised to 1. Rows of P
+    may then sum to less than one. The missing probability leads to no state.
 
     Raises LearnerError if the batch counted only one layer, and so no rewards.
     """
@@ -235,7 +235,7 @@ def _make(maker: plugins.Constructor, problem: Problem, options: Mapping[str, ob
 
 
 def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls external code. Its exceptions become errors that name the line in ``code``'s file."""
+    """Calls external code. Its exceptions become LearnerErrors that name the line of the file."""
     try:
         return call(*args, **kwargs)
     except LearnerError as error:
@@ -278,7 +278,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 
 
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
-    """Refuses all but integer actions (H, X) or (M, H, X); NumPy would cut decimals off."""
+    """Refuses all but integer arrays of valid actions; NumPy would cut decimals off."""
     shape = (sizes.H, sizes.X)
     wanted = f"{method}: a policy must be an array {shape} of integers (dtype=int)"
     if not isinstance(policies, np.ndarray):
@@ -291,5 +291,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _is_int(value: object, below: int | None = None) -> bool:
-    """Returns whether a value is a Python int (JSON has no NumPy int), in 0..below-1 if given."""
+    """Returns whether this is a Python int, for JSON; if `below` is given, also in 0..below-1."""
     return type(value) is int and (below is None or 0 <= value < below)

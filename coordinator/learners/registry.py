@@ -1,8 +1,8 @@
 """Learners by name: Riffle's own learners, external learners, and manual mode.
 
 Another package adds a learner by an entry point in the group ``riffle.learners``: a class or
-function that takes the `Problem`, and its options by name. A run chooses the learner by the entry
-point's name. A Python file adds a learner if the setting ``learners`` names it
+function that takes the `Problem`, and the learner's options by name. A run chooses the learner by
+the entry point's name. A Python file adds a learner if the setting ``learners`` names it
 (`common.process.plugins`).
 """
 
@@ -57,7 +57,7 @@ class Registry:
 
     ``files`` maps names to ``path/file.py:Class``; simulations also give the class itself.
 
-    Raises LocalError ``invalid-spec`` if a file cannot be used, or its name is another learner's.
+    Raises LocalError ``invalid-spec`` if a file cannot be used, or if another learner has the name.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, constants: str, options: Options
 
 
 def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: float) -> None:
-    """Calls ``check``, and adds advice to its error for a batch whose noise cannot be made."""
+    """Calls ``check``. If it refuses a batch that is too small, adds advice to the error."""
     try:
         check(problem)
     except RemoteError as error:
@@ -160,7 +160,7 @@ def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: f
 def _sufficient_K(
     problem: Problem, check: Callable[[Problem], object], factor: float
 ) -> int | None:
-    """Returns a larger K, to two digits, whose batches are large enough; None if none is found.
+    """Returns a larger K, of two digits and zeros, with large enough batches; None if not found.
 
     Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
     and the length of the first stage may be fixed. So only a K that was tried is returned.
@@ -238,7 +238,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Computes the noise of the smallest batches, so that a too small one is refused at once."""
+    """Computes the noise of the smallest batches; raises its error if a batch is too small."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)
@@ -253,7 +253,10 @@ def sdp_pe_in(learner: Learner) -> SDPPE | None:
 
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
-    """Returns size and layer of each batch that a learner will ask for, as far as is known."""
+    """Returns sizes and layers of the batches that a learner will ask for, as far as is known.
+
+    Layer 0 stands for every single layer. SDP-PE's exploiting batch is left out.
+    """
     if isinstance(learner, UCBVIShuffle):
         return learner.batches
     inner = sdp_pe_in(learner)
@@ -301,7 +304,7 @@ class ManualLearner(OwnLearner):
             self.value = estimate.value
 
     def summary(self) -> LearnerSummary:
-        """Returns the answer so far; it is final once K episodes are observed."""
+        """Returns the answer so far, which is final once K episodes are observed."""
         radius = None if math.isinf(self._lower_bound) else self.value - self._lower_bound
         return replace(super().summary(), finished=self.left <= 0, radius=radius)
 
