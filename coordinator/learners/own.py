@@ -126,7 +126,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns one policy (H, X) for each action that always takes it, then random policies."""
+        """Returns policies (M, H, X): for each action, one that only takes it; then random ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))

@@ -17,16 +17,17 @@ parts are exact to different degrees:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
-  least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }, and no policy
-  is eliminated that enumeration would keep. If least_b = sure_b in every stage, the set is phi
+  least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }. A policy that
+  enumeration would keep is never eliminated. If least_b = sure_b in every stage, the set is phi
   itself. These two numbers are equal if the newest model's best policy satisfies the earlier
   constraints.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
   the best policy that takes a at (h, x) stays below least_b. This rule is exact for each constraint
   by itself. All plans use only the remaining decisions.
 - **best and best_visits** return members that `lagrangian` finds. `bound` says how good they are.
-- **bound** is the value of a linear program over one occupancy measure of the given model. Its
-  feasible set contains phi: the newest constraint V_B(pi) >= least_B is weakened by
+- **bound** is the value of a linear program over one occupancy measure d of the given model, whose
+  transitions are P. Its feasible set contains phi: the newest constraint V_B(pi) >= least_B is
+  weakened by
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
@@ -50,8 +51,7 @@ from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 ROUNDING = 1e-12
 """Relative tolerance for comparing values, so that rounding eliminates no policy."""
 DEVIATIONS = 4
-"""Rounds of single deviations (`lagrangian`) for many objectives; one objective gets ten times
-more."""
+"""The rounds of single deviations (`lagrangian`) in `best_visits`; `best` has ten times as many."""
 TIE = 1e-9
 """Weight of the newest model's value when `best_visits` breaks ties between equal visits."""
 
@@ -61,9 +61,9 @@ Representation = Literal["auto", "enumerated", "implicit"]
 class ActiveSet(Protocol):
     """A set of deterministic policies, never empty.
 
-    It is immutable: `eliminate` returns a new set. Every policy that a method returns is a member.
-    If the set is enumerated, `best` and `best_visits` are exact, and `bound` is the value of
-    `best`.
+    The set is immutable: `eliminate` returns a new set. Every policy that a method returns is a
+    member. If the set is enumerated, `best` and `best_visits` are exact, and `bound` is the value
+    of `best`.
     """
 
     @property
@@ -85,10 +85,10 @@ class ActiveSet(Protocol):
         """Returns an upper bound of every member's value under a model."""
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
-        """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
+        """Returns for every (x, a) a member that visits (h, x, a) often under P.
 
-        After step h, each member takes the best actions under `then`. `value` (X, A) is the
-        probability of the visit.
+        The policies are (X, A, H, X). After step h, they take good actions under `then`. `value`
+        (X, A) is the probability of the visit.
         """
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
@@ -102,7 +102,7 @@ class ActiveSet(Protocol):
 
 
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:
-    """Returns phi_1, all deterministic policies; `auto` enumerates them while that is feasible.
+    """Returns the set of all deterministic policies; `auto` enumerates it unless it is too large.
 
     Raises EnumerationTooLarge if `enumerated` is requested and there are too many policies.
     """
@@ -114,8 +114,10 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """A stage's constraint: V in `model` >= `least`. A policy with V >= `sure` surely satisfies
-    it."""
+    """A stage's constraint: members have a value of at least `least` in `model`.
+
+    A policy with a value of at least `sure` surely satisfies the exact constraint, V > t_b.
+    """
 
     model: Model
     least: float
@@ -161,11 +163,11 @@ class ImplicitPolicies:
         return float(solution.dual[0])
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
-        """Returns for every (x, a) a member that visits (h, x, a) often under P: (X, A, H, X).
+        """Returns for every (x, a) a member that visits (h, x, a) often under P.
 
-        The actions after step h do not change these visits. These actions are the best ones in the
-        newest model, or in `then` before the first elimination. `value` (X, A) is the probability
-        of the visit.
+        The policies are (X, A, H, X). Their actions after step h do not change these visits, and
+        are chosen in the newest model, or in `then` before the first elimination. `value` (X, A) is
+        the probability of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(
@@ -210,7 +212,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns the stages' constraints, or one that always holds (it only breaks ties)."""
+        """Returns the stages' constraints. If there are none, one that always holds breaks ties."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 
@@ -239,7 +241,7 @@ def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Pl
 
 
 def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """Returns the highest V (H + 1, X) within `actions`, or the lowest (sign -1), and its Q."""
+    """Returns the highest values V (H + 1, X) within `actions` and their Q. Sign -1: the lowest."""
     H, X, _ = model.r.shape
     V, Q = np.zeros((H + 1, X)), np.empty(model.r.shape)
     for h in reversed(range(H)):
@@ -249,7 +251,7 @@ def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[Float
 
 
 def _carry(model: Model, P: FloatArray, actions: BoolArray) -> FloatArray:
-    """Returns the module's c (H, X, A). `model` is the newest, (P_B, r_B); P is any model's."""
+    """Returns c (H, X, A) of the module for the newest `model` (P_B, r_B) and another model's P."""
     high, low = _optimal(model, actions)[0][1:], _optimal(model, actions, -1.0)[0][1:]
     up, down = np.maximum(model.P - P, 0.0), np.maximum(P - model.P, 0.0)
     return np.asarray(np.einsum("hxay,hy->hxa", up, high) - np.einsum("hxay,hy->hxa", down, low))

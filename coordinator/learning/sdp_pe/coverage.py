@@ -1,15 +1,16 @@
 """The exploration mixture of Eq. 4 of paper 000, as an optimal design.
 
 Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi(h, x, a) be
-its visit probability under the crude model, and Z the tuples that some active policy reaches:
+the probability that pi visits (h, x, a) under the crude model. Let Z be the tuples (h, x, a) that
+some active policy reaches. Eq. 4 is, with the supremum over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
 By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the problem is the
-same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation: first,
-updates w_i <- w_i g_pi(i) / |Z| set the weights of a set of policies (atoms). Each update increases
-the sum. Then the linear step adds the best active policy for the reward 1 / d_pi to the atoms. The
-method stops on the certificate
+same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation, and
+alternates two steps. Updates w_i <- w_i g_pi(i) / |Z| set the weights of a set of policies (atoms).
+Each update increases the sum. Then the linear step adds the best active policy for the reward 1 /
+d_pi to the atoms. The method stops when it has the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
@@ -39,9 +40,9 @@ MOST_ATOMS = 512
 class Design:
     """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
 
-    `visits` (H, X, A) is the mixture's visitation under the model. `reached` (H, X, A) is Z. `gap`
-    is sup_mu g_pi(mu) / |Z| - 1 (zero at the optimum), or an upper bound. `iterations` counts
-    steps.
+    `visits` (H, X, A) are the mixture's probabilities of visits under the model. `reached` (H, X,
+    A) marks the tuples in Z. `gap` is the relative distance from the optimum of Eq. 4, or an upper
+    bound of it. `iterations` counts linear steps.
     """
 
     policies: PolicyArray
@@ -65,7 +66,7 @@ def design(
     `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that no
     atom visits with probability `floor` count as unreachable and are left out of Z (unless Z would
     be empty). If there are more than MOST_ATOMS atoms, the design starts from a few policies that
-    reach Z. Atoms of negligible weight are dropped before the certificate is computed.
+    together reach Z. Atoms of negligible weight are dropped before the certificate is computed.
     """
     d = occupancy(P, active.d1, atoms)
     best = d.max(axis=0)
@@ -90,16 +91,16 @@ def design(
 
 
 def _gap(g: FloatArray | float, reached: BoolArray) -> float:
-    """Returns g / |Z| - 1."""
+    """Returns g / |Z| - 1, where `reached` marks Z."""
     return float(g) / int(reached.sum()) - 1.0
 
 
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Returns a few policies and their visits; each tuple gets a tenth of `best` from one of them.
+    """Returns a few policies and their visits d. For each tuple, some policy has d >= `best` / 10.
 
-    Linear steps find policies for uncovered tuples. Once they find none, atoms cover the rest.
+    Linear steps find policies for uncovered tuples. If a step covers none, atoms cover the rest.
     """
     policies, visits, uncovered = atoms[:0], d[:0], best > 0
     while uncovered.any():
@@ -117,7 +118,7 @@ def _cover(
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Updates weights w (M,) until g_pi / |Z| <= 1 + `tolerance` for every atom of d (M, |Z|)."""
+    """Updates weights w of atoms with visits d (M, |Z|) until g_pi / |Z| <= 1 + `tolerance`."""
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g

@@ -1,12 +1,13 @@
 """Active sets as lists: the set phi of paper 000, as an array of bits, one for each policy class.
 
 Two policies have the same value if they differ only at step 0, in states where no episode starts.
-So a class is a choice of action in every *free* cell (h, x): the start states at h = 0, all X
-states later. RiverSwim with X=4, A=2, H=6 and a fixed start has 2^21 classes.
+So a class is a choice of action in every *free* cell (h, x). At h = 0 the free cells are the start
+states; later they are all X states. RiverSwim with X=4, A=2, H=6 and one start has 2^21 classes.
 
-The horizon is cut at a step m. A class is a pair (prefix, suffix): actions before m, actions from m
-on. With D (prefixes, X) the state distribution at m, R (prefixes,) the reward earned before m and V
-(suffixes, X) the value from m on, the values of all classes are one matrix product,
+The horizon is cut at a step m. A class is a pair (prefix, suffix) of the actions before m and those
+from m on. Let D (prefixes, X) be the state distribution at m, R (prefixes,) the reward earned
+before m, and V (suffixes, X) the value from m on. One matrix product gives the values of all
+classes,
 
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
@@ -64,8 +65,8 @@ class Block(NamedTuple):
 class EnumeratedPolicies:
     """The active set phi, an `ActiveSet`. It is immutable: `eliminate` returns a new set.
 
-    `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is m. `active`
-    (prefixes, suffixes) is phi, or None while nothing has been eliminated.
+    `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is the step m where
+    suffixes begin. `active` (prefixes, suffixes) is phi, or None while nothing has been eliminated.
     """
 
     d1: FloatArray
@@ -122,11 +123,11 @@ class EnumeratedPolicies:
         return float(self.best(model).value)
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
-        """Returns for every (x, a) the active policy that visits (h, x, a) most: (X, A, H, X).
+        """Returns for every (x, a) the active policy that visits (h, x, a) most.
 
-        `_complete` chooses the actions after step h, which do not change these visits. If no policy
-        visits (h, x, a), the result is any active policy. `value` (X, A) is the probability of the
-        visit.
+        The policies are (X, A, H, X). `_complete` chooses their actions after step h, which do not
+        change these visits. If no policy visits (h, x, a), the result is any active policy. `value`
+        (X, A) is the probability of the visit.
         """
         if self._block is None:
             return self._best_visits_of_all(P, h, then)
@@ -173,7 +174,7 @@ class EnumeratedPolicies:
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
-        """Returns the policy (H, X) of a flat class index; action 0 in cells that are not free."""
+        """Returns the policy (H, X) of a flat class index. In cells not free it is action 0."""
         digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
@@ -212,10 +213,10 @@ class EnumeratedPolicies:
         return np.unique(part // math.prod(counts[h + 1 : end]) % counts[h])
 
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
-        """Returns the classes of the steps before h, ascending, and the choices of each at h.
+        """Returns the ways to act before step h (ascending), and what each may choose at step h.
 
-        The shapes are (classes,) and (classes, choices); choices are zeros and ones. After the cut,
-        a class may have no choice.
+        A way is an index of the choices at steps 0..h-1. The shapes are (ways,) and (ways,
+        choices), where 1 marks what active policies choose. After the cut, a way may have no 1.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -235,7 +236,7 @@ class EnumeratedPolicies:
         return before, choices.reshape(-1, K)
 
     def _state_distribution(self, P: FloatArray, h: int, begins: PolicyArray) -> FloatArray:
-        """Returns d_h (classes, X) of ascending classes of the steps before h."""
+        """Returns the state distributions (ways, X) at step h after the ascending ways `begins`."""
         if h == 0:
             return self.d1[None]
         before, at = _unique(begins // self._counts[h - 1])
@@ -246,10 +247,10 @@ class EnumeratedPolicies:
     def _complete(
         self, block: Block, begins: Sequence[int], h: int, then: Model
     ) -> list[PolicyArray]:
-        """Returns active policies that begin with the given classes of the steps 0..h.
+        """Returns active policies that begin with the given ways to act at steps 0..h.
 
-        Up to the cut, each continues like the first active class with the same beginning. After the
-        cut, it takes the best actions under `then`.
+        Up to the cut, each policy continues as the first active prefix with its beginning. Then it
+        takes the active suffix that is best under `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])
@@ -276,7 +277,7 @@ class EnumeratedPolicies:
         return values
 
     def _prefix_values(self, model: Model) -> tuple[FloatArray, FloatArray]:
-        """Returns D (prefixes, X) at the cut and R (prefixes,) earned before it."""
+        """Returns the state distributions D (prefixes, X) at the cut, and rewards R before it."""
         D, R = self.d1[None], np.zeros(1)
         for h in range(self.cut):
             rows, rewards = _rows(model, h, self.step_actions[h])
@@ -295,7 +296,7 @@ class EnumeratedPolicies:
 
 
 def visit_rewards(P: FloatArray, h: int) -> FloatArray:
-    """Returns the rewards 1_{h,x,a} of Algorithm 2 for every (x, a): (X, A, H, X, A)."""
+    """Returns for each (x, a) rewards that are 1 at (h, x, a) and else 0: (X, A, H, X, A)."""
     H, X, A, _ = P.shape
     rewards = np.zeros((X, A, H, X, A))
     x, a = np.meshgrid(np.arange(X), np.arange(A), indexing="ij")
@@ -314,7 +315,7 @@ def _free_cells(sizes: Sizes, d1: FloatArray) -> int:
 
 
 def _actions(sizes: Sizes, free: BoolArray) -> PolicyArray:
-    """Returns one step's action vectors (A^free, X) in lexicographic order; 0 where not free."""
+    """Returns a step's action vectors (A^free, X) in lexicographic order, 0 in cells not free."""
     vectors = np.zeros((sizes.A ** int(free.sum()), sizes.X), dtype=np.int64)
     places = sizes.A ** np.arange(int(free.sum()))[::-1]
     vectors[:, free] = np.arange(len(vectors))[:, None] // places % sizes.A

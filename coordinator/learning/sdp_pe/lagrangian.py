@@ -5,10 +5,10 @@ For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) amo
     V_b(pi) >= t_b  for all b,    pi_h(x) one of the allowed actions,
 
 where every V_b is a value in its own model (P_b, r_b). Let j be the constraint that the
-unconstrained optimum violates most, with multiplier lambda. One backward induction takes the action
-of largest Q_0 + lambda Q_j at every (h, x). Each of Q_0, Q_1, ... continues in its own model, so
-the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope of the
-chord between the best feasible point and the infeasible one in the (V_j, V_0) plane.
+unconstrained optimum violates most, and lambda its multiplier. One backward induction takes the
+action of largest Q_0 + lambda Q_j at every (h, x). Each of Q_0, Q_1, ... continues in its own
+model, so the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope
+of the chord between the best feasible and the last infeasible point in the (V_j, V_0) plane.
 
 - If P_0 = P_j, this is Lagrangian relaxation of the linear program over occupancy measures of P_0
   with one constraint. After finitely many steps, the chords end at the optimal multiplier, where
@@ -19,12 +19,13 @@ chord between the best feasible point and the infeasible one in the (V_j, V_0) p
   feasible; it is returned.
 - If P_0 and P_j differ, the joint problem is a multi-model MDP. Backward induction cannot solve
   this problem, because its optimum depends on which model is true, hence on the history. D bounds
-  nothing. The induction is then a heuristic, but its policy is feasible, because values are exact.
+  nothing. The induction is then a heuristic, but policies are returned only if their exact values
+  satisfy the constraints.
 
 Then come single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
-d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b is the state's probability. Each round makes the
-feasible change that raises V_0 most. All computations run over T objectives r_0, with one P_0, at
-once.
+d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b(h, x) is the probability of x at step h. Each round
+makes the feasible change that raises V_0 most. All computations treat T objectives r_0 at once,
+which share P_0.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LARGEST = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Policies (T, H, X) within the constraints, their V_0 (T,), and the least D(lambda) (T,).
+    """For each of T objectives, a policy within the constraints, its V_0, and the least D(lambda).
 
     V_0 is minus infinity if no policy within the constraints was found.
     """
@@ -57,7 +58,7 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """k models P (k, H, X, A, X), r (k, H, X, A) with thresholds t (k,), and allowed actions."""
+    """Policies must take `actions` and have values >= t (k,) in k models P, r (k, H, X, A[, X])."""
 
     P: FloatArray
     r: FloatArray
@@ -76,13 +77,13 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """T policies (T, H, X) with V_0, V_1, ..., V_k: values (k + 1, T)."""
+    """T policies (T, H, X) and their values V_0, V_1, ..., V_k in shape (k + 1, T)."""
 
     policy: PolicyArray
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Overwrites the points `where[chosen]` with `other[chosen]`."""
+        """Overwrites the points `where[chosen]` with the points `chosen` of `other`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
 
@@ -101,14 +102,14 @@ def maximise(
     tie: float = 0.0,
     starts: Sequence[PolicyArray] = (),
 ) -> Solution:
-    """Returns policies of large V_0 for P (H, X, A, X) and rewards r (T, H, X, A).
+    """Returns a policy of large V_0 under P (H, X, A, X) for each of T rewards r (T, H, X, A).
 
     Policy t is at least as good as `anchor` (H, X) if `anchor` satisfies the constraints. For every
     array (T, H, X) in `starts`, policy t is also at least as good as row t of the array if this row
-    satisfies them. The search tries Lagrange multipliers, then at most `deviations` rounds of
-    single deviations. To break ties of V_0, the search without thresholds maximises V_0 + `tie`
-    V_k, where V_k is the last constraint's value. If this constraint's rewards are in [0, 1], the
-    policy found has a V_0 at most `tie` H^2 below the best.
+    satisfies the constraints. The search tries Lagrange multipliers, then at most `deviations`
+    rounds of single deviations. To break ties of V_0, the search without thresholds maximises V_0 +
+    `tie` V_k, where V_k is the last constraint's value. If this constraint's rewards are in [0, 1],
+    the policy found has a V_0 at most `tie` H^2 below the best.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
@@ -162,7 +163,7 @@ def _follow_chords(
 def _deviate(
     stack: Constraints, r: FloatArray, best: Points, unsolved: NDArray[np.int64], rounds: int
 ) -> None:
-    """Raises V_0 of the problems `unsolved` by feasible single deviations."""
+    """Raises V_0 of the `unsolved` problems by feasible single deviations."""
     for _ in range(rounds):
         if not unsolved.size:
             return
@@ -187,7 +188,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Runs backward induction on Q_0 + lambda Q_j. Each value continues in its own model."""
+    """Returns the policies greedy in Q_0 + `multiplier` Q_j. Each Q is that of its own model."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))
