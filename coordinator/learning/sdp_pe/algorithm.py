@@ -2,8 +2,8 @@
 
 Each stage b explores crudely (Algorithm 2): one batch for each layer finds W, the tuples (h, x, a,
 x') that are too rare to learn. Then the stage explores finely (Algorithm 3), in one batch of a
-coverage design over the active policies. Last, the stage drops policies that are provably worse
-than another (Algorithm 1, lines 7-13).
+coverage design over the active policies. Last, the stage drops policies whose estimated value is
+below the best by the radius or more (Algorithm 1, lines 7-13).
 
 The three algorithms are generators: they yield a deployment and receive its private counts.
 Comments name the lines of the pseudocode. Methods below each algorithm make choices that the paper
@@ -59,9 +59,10 @@ Steps = Generator[Deployment, BatchCounts, None]
 
 @dataclass(frozen=True, slots=True)
 class Crude:
-    """The output of Algorithm 2: W and P~cru (H, X, A, X), pi_0 as policies (M, H, X), and counts.
+    """The output of Algorithm 2: W and P~cru (H, X, A, X), the policies pi_0 (M, H, X), and counts.
 
-    `counts` is None if the stage had no crude batches; W and P~cru then come from memory.
+    W marks the tuples (h, x, a, x') that are too rare to learn. `counts` is None if the stage had
+    no crude batches; W and the crude model P~cru then come from memory.
     """
 
     W: BoolArray
@@ -194,9 +195,10 @@ class SDPPE:
         return Crude(np.broadcast_to(W, shape), P, np.concatenate(policies), None)
 
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
-        """Returns pi^cru_{h,x,a} (M, H, X) of every (x, a) that n episodes are expected to visit.
+        """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
 
-        If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The tie is
+        There is one for every (x, a) that n of its episodes are expected to visit at least once. If
+        no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The tie is
         broken in favour of the policies of pairs that are reached.
         """
         best = self.phi.best_visits(P, h, self._model)
@@ -238,7 +240,7 @@ class SDPPE:
         return Fine(estimator.model(counts), counts, estimator, pi_ref)  # lines 5-9
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Solves Eq. 4 without the tuples that no fine episode is expected to reach."""
+        """Solves Eq. 4 without tuples that the fine batch is expected to reach less than once."""
         H = self.problem.sizes.H
         visits = [self._best_visits(crude.P, h, stage.fine) for h in range(H)]
         atoms = np.unique(np.concatenate(visits), axis=0)
@@ -281,7 +283,7 @@ class SDPPE:
         return parts
 
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """Returns a stage's estimator. Weights `visits` need a model: that of a first estimator."""
+        """Returns a stage's estimator. For weights `visits`, a first estimator makes the model."""
         estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator
@@ -333,7 +335,7 @@ class SDPPE:
         return literal_radius(self.problem.sizes, L_b, E, self.iota, scale)
 
     def _precision(self, variance: float) -> float:
-        """Returns E of Assumption 4, over all counters of all batches of the run."""
+        """Returns E of Assumption 4, which holds for all counters of all batches of the run."""
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         counters = len(self.schedule.stages) * 2 * H * X * A * (X + 2)
         return precision(variance, counters, self.problem.delta, self._term)
@@ -356,7 +358,7 @@ class SDPPE:
         return self._pending
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Takes the current deployment's counts; returns the stage's result when it ends."""
+        """Takes the current deployment's counts. Returns the stage's result if they end a stage."""
         self._check(counts)
         stages = len(self._stages)
         self._episodes += counts.n

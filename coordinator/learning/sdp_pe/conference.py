@@ -10,7 +10,7 @@ Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
 Here the H X A policies form a uniform mixture, from which each user draws a policy. So each policy
 runs for L_0 episodes on average, and L_0 need not be whole. As in 000, pairs that the batch is
-expected to reach in no episode get no policy, because line 2 is then a tie between all policies.
+expected to reach less than once get no policy, because line 2 is then a tie between all policies.
 """
 
 from __future__ import annotations

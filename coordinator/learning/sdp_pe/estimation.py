@@ -11,26 +11,26 @@ crude batches, and `memory` adds the batches of earlier stages, with the weights
 steps. The shared estimate is biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
-post-processed counts, with Gaussian sampling error and privacy noise. Each draw goes through the
-same estimator. The values V^ are estimated without shrinkage, the values V_d of the draws with
-shrinkage. So the gaps include the bias of shrinkage, as far as the counts show it. Let pi^ be the
-best policy of V^, and pi_d the best policy of V_d. The radius is a high quantile of
+post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
+estimator, which gives values V_d. The values V^ of the real counts are estimated without shrinkage,
+V_d with shrinkage. So the gaps include the bias of shrinkage, as far as the counts show it. Let pi^
+be the best policy of V^, and pi_d the best policy of V_d. The radius is a high quantile of
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another? The second asks: if a draw were true (a posterior under a flat prior), by how much does its
-best policy seem worse in the estimate? So an uncertain policy, which few episodes visit, stays even
-if its estimate is low. The policies pi_d are likely to be the best, so the next stage explores
+best policy seem worse in the estimate? So a policy whose states few episodes visit stays, even if
+its estimated value is low. The policies pi_d are likely to be the best, so the next stage explores
 them.
 
 At every (h, x), pi_d takes an action of some active policy. pi_d is the best of all policies that
 do so, which include the active policies. So the quantile errs on the safe side. The draws keep W,
 so the radius does not include the bias of the absorbing MDP (tests state how often the optimal
 policy survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli, with
-variance r (1 - r) for each visit. With the families `joint` its noise is part of the visits' noise,
-because both are sums of the same counters. The sampling variance of a count is taken as at least
-one, so that a tuple that was never counted does not seem certain.
+variance r (1 - r) for each visit. With the families `joint`, the noise of a reward sum is part of
+the visits' noise, because both are sums of the same counters. The sampling variance of a count is
+taken as at least one, so that a tuple that was never counted does not seem certain.
 
 All of this is post-processing, because it sees only private counts. The draws come from the
 caller's generator, which the run seeds.
@@ -66,18 +66,19 @@ from riffle.coordinator.learning.sdp_pe.active import ActiveSet
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
-"""The most numbers in a stack of draws. Larger counts are drawn one by one, to fit the cache."""
+"""The most numbers in a stack of all draws. Beyond it, draws are made singly, to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """The choices of estimation, fixed before the counts are seen.
+    """How a model is estimated from counts; all draws of a bootstrap share these choices.
 
-    H is the horizon. Tuples in W (H or 1, X, A, X) lead to x-dagger. E is the precision in Eq. 7,
-    in counts; `add_on` is as in `Constants`. A reward sum is divided by at least `least_visits`
-    standard deviations of a visit count's noise, so that noise alone does not make a rarely visited
-    pair seem rewarding (0: literal Eq. 3). `weights` has the weights of each part. `alike` sums
-    over steps. `flow` first makes counts flow-consistent. `shrinkage` is as in `Constants`.
+    H is the horizon. Tuples in W (H or 1, X, A, X) lead to the absorbing state. E is the precision
+    in Eq. 7, in counts; `add_on` is as in `Constants`. A reward sum is divided by at least
+    `least_visits` standard deviations of a visit count's noise, so that noise alone does not make a
+    rarely visited pair seem rewarding (0: literal Eq. 3). `weights` has the weights of each part.
+    `alike` sums counts over steps. `flow` first makes counts flow-consistent. `shrinkage` is as in
+    `Constants`.
     """
 
     H: int
@@ -127,13 +128,13 @@ class Estimator:
 
 
 def _every_step(array: FloatArray, H: int, axes: int) -> FloatArray:
-    """Repeats the layer axis, the `axes`-th from the end, H times if it was summed over."""
+    """Repeats the layer axis, the `axes`-th from the end, H times if layers were summed."""
     return np.broadcast_to(array, (*array.shape[:-axes], H, *array.shape[-axes + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The radius, in units of value, and the policies pi_d (LIKELY, H, X) of the first draws."""
+    """The radius, in units of value, and the best policies (LIKELY, H, X) in the first draws."""
 
     radius: float
     likely: PolicyArray
@@ -178,9 +179,9 @@ def bootstrap(
 def _prefetch(
     draw: Callable[[int], list[Evidence]], sizes: Sequence[int]
 ) -> Iterator[list[Evidence]]:
-    """Yields `draw(size)` for each size, in order; a thread draws the next while one is in use.
+    """Yields `draw(size)` for each size, in order. A thread makes the next draw meanwhile.
 
-    The thread is always the same, so the generator's numbers come in the order of the sizes.
+    There is only one such thread, so the generator's numbers come in the order of the sizes.
     """
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(draw, sizes[0])
@@ -198,7 +199,7 @@ def _resample(
     r: FloatArray,
     families: Families,
 ) -> Evidence:
-    """Returns copies of a batch's counts, drawn around its post-processed counts."""
+    """Returns `draws` random versions of a part, around its post-processed counts `centre`."""
 
     def gaussian(mean: FloatArray, variance: FloatArray | float) -> FloatArray:
         drawn = generator.standard_normal((draws, *mean.shape))
@@ -206,7 +207,7 @@ def _resample(
 
     true = gaussian(centre.transitions, np.maximum(centre.transitions, 1.0) * part.possible)
     zeros = np.zeros_like(centre.transitions)
-    # In `joint` a transition is the sum of two counters, and a reward sum uses one of them.
+    # In `joint` a transition count is the sum of two counters; a reward sum uses one of them.
     shares = 2 if families == "joint" else 1
     noise = [gaussian(zeros, part.transition_variance / shares) for _ in range(shares)]
     transitions = true + sum(noise)

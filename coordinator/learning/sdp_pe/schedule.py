@@ -27,7 +27,7 @@ from riffle.coordinator.learning.sdp_pe.constants import Constants
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage b: sizes of the crude batches, one for each layer (or none), and of the fine batch."""
+    """Stage b: the sizes of the crude batches (one a layer, or none) and of the fine batch."""
 
     b: int
     L_b: int
@@ -42,7 +42,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Stages in order, and the episodes of a last, exploiting deployment."""
+    """The stages in order, and the number of episodes of the last, exploiting deployment."""
 
     stages: tuple[Stage, ...]
     exploit: int
@@ -51,7 +51,7 @@ class Schedule:
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """Returns a run's schedule. L_1 is `first_stage`; if that is 0, `visits_per_noise` sets L_1.
 
-    With one state there are no transitions to learn: all episodes of a stage are fine.
+    With one state and levels `noise`, crude batches have the smallest size: they learn nothing.
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
@@ -89,7 +89,7 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
 
 
 def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]:
-    """Returns L_b of Algorithm 1 until `batches` * sum L_b reaches K. `_stages` cuts the last."""
+    """Returns L_1, L_2, ... of Algorithm 1 until `batches` * their sum is K or more."""
     lengths = [L_1]
     while batches * sum(lengths) < K:
         lengths.append(round(L_1 * growth ** len(lengths)))
@@ -97,9 +97,9 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many L_b as fit, from L_1 = `least`, so that `batches` * sum L_b = K.
+    """Returns as many lengths L_b as fit, from L_1 = `least`, so that `batches` * sum L_b = K.
 
-    All grow by the same factor: the smallest factor, at least `growth`, that fills K.
+    All lengths grow by the same factor, which is at least `growth` and makes them fill K.
     """
     B, total, target = 1, 1.0, K / (batches * least)
     while total + growth**B <= target:
