@@ -11,8 +11,8 @@ upper. By Lemma 3.1, it contains the true P at all k <= K with probability at le
 places the paper prints the second term under the root; the proof of E.14 bounds the sum of the
 two.) `scale` multiplies beta; the paper has 1.
 
-Empty sets. The set made from N~ contains P~, so it is never empty. Other boxes may have empty rows:
-their lower bounds sum to more than one, or their upper bounds to less than one. Such a row is
+Empty sets. The set made from N~ contains P~, so it is never empty. A row of another box may be
+empty: its lower bounds sum to more than one, or its upper bounds to less than one. Such a row is
 widened as little as possible, to [lower - s, upper + s] within [0, 1], with the least s >= 0 such
 that
 
@@ -20,7 +20,7 @@ that
 
 Then the row has an interior, which the log-barrier needs. `widened` reports s, a measure of how
 much the bounds contradict each other. s is zero for other rows and continuous in the data. No upper
-bound is below MARGIN. A row with one successor is [0, 1]: its sum determines it.
+bound is below MARGIN. A row with one successor has the bounds [0, 1]; its probability is 1 anyway.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
@@ -62,9 +62,9 @@ class Counts:
 class Box:
     """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
-    Padding cells are [0, 0]. Padding states, which are never reached, may have all successors of
-    their step. `widened` (H, W, A) is each row's shift s (see the module), zero if the row was not
-    widened.
+    Padding successors have the bounds [0, 0]. Rows of padding states, which are never reached, have
+    [0, 1] for the other successors. `widened` (H, W, A) is each row's shift s (see the module),
+    zero if the row was not widened.
     """
 
     lower: FloatArray
@@ -116,7 +116,7 @@ def box(layers: Layers, centre: FloatArray, width: FloatArray) -> Box:
 
 
 def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:
-    """Returns u(x, a) (H, W, A) for policy (H, W, A)."""
+    """Returns u (H, W, A), the largest probability in the box that a policy visits (x, a)."""
     visits = most_visits(np.array(layers.widths), box.lower, box.upper, policy)
     return np.asarray(visits[..., None] * policy)
 
@@ -160,7 +160,7 @@ def bounds(
 
 @compiled
 def least_shift(size: int, values: Floats, bound: float, order: Ints) -> float:
-    """Returns the least s >= 0 with sum (values - s)_+ <= bound > 0; `order` is scratch."""
+    """Returns the least s >= 0 with sum max(values - s, 0) <= `bound`; `order` is scratch."""
     if values[:size].sum() <= bound:
         return 0.0
     rank(size, values, order)
@@ -194,7 +194,7 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
 
 @compiled
 def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
-    """Returns max p . f over p in a row of the box; `order` is the `rank` of f."""
+    """Returns max p . f over p in a row of the box; `rank` made `order` from f."""
     (lower, upper), rest, best = row, 1.0, 0.0
     for y in range(size):
         rest -= lower[y]

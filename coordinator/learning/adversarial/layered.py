@@ -128,7 +128,7 @@ def uniform_policy(layers: Layers) -> FloatArray:
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns q(x, a) (..., H, W, A) of policies of that shape under P."""
+    """Returns the probabilities q(x, a) (..., H, W, A) that policies of that shape visit (x, a)."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0
@@ -139,7 +139,7 @@ def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
 
 
 def occupancy(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns q^{P,pi}(x, a, x'): (H, W, A, W)."""
+    """Returns the occupancy measure q^{P,pi}(x, a, x') (H, W, A, W) of a policy under P."""
     return state_action(P, policy)[..., None] * P
 
 
@@ -160,7 +160,7 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Returns the largest violation of (i) and (ii) of the module, q >= 0, and zero padding."""
+    """Returns the largest violation by q of: layers sum to 1, flow, q >= 0, and zero padding."""
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()
@@ -168,7 +168,7 @@ def violation(layers: Layers, q: FloatArray) -> float:
 
 
 def best_policy(layers: Layers, P: FloatArray, loss: FloatArray) -> tuple[PolicyArray, float]:
-    """Returns the deterministic policy (H, W) with the least <q, loss>, and that loss."""
+    """Returns the deterministic policy (H, W) of least expected loss <q, loss>, and that loss."""
     policy = np.zeros((layers.H, layers.W), dtype=np.int64)
     V = np.zeros(layers.W)
     for h in reversed(range(layers.H)):

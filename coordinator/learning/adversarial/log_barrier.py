@@ -9,8 +9,8 @@ Multiplied by eta, and up to constants, this is
     subject to   A q = b   (outflow(x_0) = 1, outflow = inflow inside),
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
-The method is a primal-dual interior-point method. The logarithm adds a complementarity condition
-with a target of its own:
+The method is a primal-dual interior-point method. Besides the usual complementarity conditions with
+target mu, the logarithm gives the condition q z = 1, whose target stays:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
@@ -21,8 +21,7 @@ state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
 
 Certificate. Take any y and any z_u, z_l >= 0 for which z above is positive. Then sum (1 + ln z) -
 y(x_0) is a lower bound on the minimum (Lagrange). `gap` is the objective minus this bound. To first
-order, the relative error of q satisfies sum ((q - q*) / q*)^2 <= 2 gap, because -ln is strongly
-convex.
+order, sum ((q - q*) / q*)^2 <= 2 gap bounds the relative error of q: -ln is strongly convex.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
     """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W) > 0 on cells.
 
-    If rounding keeps the gap above GAP (rows of the box near MARGIN), the search stops early. The
-    answer states its gap.
+    If rounding keeps the gap above GAP (as in boxes almost without interior), the search stops
+    early. The answer states its gap.
 
     Raises LearnerError if the numbers are too extreme. The method suits products cost * q_k of at
     most 10; in the algorithm, the products are at most eta.
@@ -179,7 +178,7 @@ def pull(own: int, after: int, w: int, y: Floats) -> float:
 def duality_gap(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> float:
-    """Returns the objective at q minus the Lagrangian bound; infinite if z <= 0 gives no bound."""
+    """Returns the objective at q minus the Lagrangian bound; infinity if some z <= 0 (no bound)."""
     gap = float(y[0])
     for i in range(len(sizes)):
         row = 0.0
@@ -294,7 +293,7 @@ def add_to_schur(
 def change_row(
     n: int, problem: Floats, row: Floats, mu: float, inverse: Floats, g: Floats, change: Floats
 ) -> None:
-    """Writes dq = -R (g + A^T y) of a row, and the changes of slacks and duals that follow."""
+    """Writes a row's dq = -`inverse` `g`, and the changes of slacks and duals that follow."""
     dm = 0.0
     for w in range(n):
         change[0, w] = 0.0

@@ -1,4 +1,4 @@
-"""The step of Private-UC-O-REPS (Eq. 3.2 and C.2 of paper 004) by its reduced dual.
+"""Solves the step of Private-UC-O-REPS (Eq. 3.2 and C.2 of 004) through a reduced dual problem.
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
@@ -19,7 +19,7 @@ and f is convex, smooth and piecewise analytic. Flows are exponential in v, so N
 applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If this step
 does not decrease f, a damped Newton step on f follows. Both steps use the derivatives of inflow and
 outflow with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a
-layer changes nothing, so 1 1^T is added to every layer's block.
+layer changes nothing, so 1 1^T is added to every layer's block, to make the matrix invertible.
 
 Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at
 the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most
@@ -27,9 +27,9 @@ the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which 
 logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
 Certificate. The dual's q violates the equations of flow by the residual. So the answer is the
-occupancy measure of the policy and transitions of that q; it is in Delta(P_k) up to rounding. gap =
-(the answer's objective) + f(v) >= 0 bounds how far the answer's objective is from the minimum. By
-Pinsker's inequality, sum_h ||q - q*||_1^2 <= 2 gap.
+occupancy measure of the policy and transitions that this q induces. It is in Delta(P_k) up to
+rounding. gap = (the answer's objective) + f(v) >= 0 bounds how far that objective is from the
+minimum. By Pinsker's inequality, sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def solve(
 def answer(
     widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
 ) -> float:
-    """Writes the occupancy measure of ln m and p into q, log_q, policy; returns its objective."""
+    """Writes the answer made from ln m and p to q, log_q and policy; returns its objective."""
     H, W, A = cost.shape
     visits, objective = np.zeros((H + 1, W)), 0.0
     visits[0, 0] = 1.0
@@ -158,11 +158,12 @@ def descend(
     p: Floats,
     flows: Floats,
 ) -> tuple[float, int]:
-    """Minimises f. Overwrites v, m = (m, ln m) and p = (p, ln p, p on free cells and 0 elsewhere).
+    """Minimises f over v. Returns f and the number of iterations.
 
-    flows (2, H + 1, W) are inflow and outflow of every state. Every iteration tries Newton's step
-    on the logarithms, then damped steps. It takes the first step that lowers f enough or, near the
-    end, halves the residual. It stops if no step does. Returns f and the number of iterations.
+    Overwrites v; m with m and ln m; p with p, ln p, and p on free cells (0 elsewhere); flows (2, H
+    + 1, W) with inflow and outflow of every state. Every iteration tries Newton's step on the
+    logarithms, then damped steps. It takes the first step that lowers f enough or halves the
+    residual. The search stops if no step does.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
@@ -236,7 +237,7 @@ def evaluate(
 
 @compiled
 def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
-    """Projects a row of n successors on its box. Writes p, ln p and p on free cells to `p` (3, W).
+    """Projects a row of n successors on its box. `p` (3, W) gets p, ln p, and p on free cells only.
 
     `logs` (2, W) are the logarithms of the bounds, and `after` (W,) has the dual values v(x').
     """
@@ -279,11 +280,11 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 
 @compiled
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
-    """Writes the blocks (3, H, W, W) of the derivatives of inflow and outflow in v.
+    """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
 
-    At step h, the inflow of layer h + 1 has the derivative `into` in its own v, and `across`
-    transposed in the v of layer h. The outflow of layer h has the derivative -`leave` in its own v,
-    and -`across` in the v of layer h + 1.
+    For step h they are `into`, `leave`, `across`. The inflow of layer h + 1 has the derivative
+    `into` in that layer's v, and the transpose of `across` in layer h's v. The outflow of layer h
+    has the derivative -`leave` in layer h's v, and -`across` in layer h + 1's v.
     """
     inflow, outflow = flows
     blocks[:] = 0.0
@@ -349,7 +350,7 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns a matrix: 1 1^T on each layer's states, plus 1 on padding's diagonal and a ridge."""
+    """Returns 1 1^T on each layer's states, plus ones on padding's diagonal and a small ridge."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

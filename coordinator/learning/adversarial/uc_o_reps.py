@@ -34,7 +34,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of both algorithms of 004. `scale` multiplies beta; in Eq. 3.1, it is 1."""
+    """The constants of both algorithms of 004. `scale` multiplies the beta of Eq. 3.1."""
 
     layers: Layers
     K: int
@@ -43,7 +43,7 @@ class Constants:
     scale: float = 1.0
 
     def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
-        """Returns P_k from noisy sums N(x,a,x') (H, W, A, W), N(x,a) (H, W, A) of precision E."""
+        """Returns the confidence set from noisy counts (H, W, A, W), (H, W, A) of precision E."""
         counts = post_process(self.layers, transitions, visits, E)
         ln_iota = log_iota(self.layers, self.K, self.delta)
         return confidence_set(self.layers, counts, ln_iota, self.scale)
@@ -52,7 +52,7 @@ class Constants:
 def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: float) -> Constants:
     """Returns the constants of Theorem 3.3 (full information) or 4.2 (bandit).
 
-    If ``eta`` is given, it replaces the theorem's. delta is XA / K, at most one half.
+    If ``eta`` is given, it replaces the theorem's. delta is the smaller of XA / K and one half.
     """
     XA = layers.X * layers.A
     theorem = math.log(XA / layers.H) if full else layers.X
@@ -61,7 +61,7 @@ def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: f
 
 
 class PrivateUCOREPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release that follows."""
+    """One run. `policy` (H, W, A) is pi_k; `observe` takes the sums released after episode k."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants
@@ -71,7 +71,7 @@ class PrivateUCOREPS:
     def observe(
         self, transitions: FloatArray, visits: FloatArray, losses: FloatArray, E: float
     ) -> Step:
-        """Runs lines 3-7 on noisy sums N(x,a,x'), N(x,a), L(x,a) (H, W, A[, W]) of precision E."""
+        """Runs lines 3-7 on noisy sums of shape (H, W, A[, W]). Counts have the precision E."""
         c = self.constants
         box = c.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v

@@ -17,8 +17,8 @@ that the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u)
 makes rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
 corrected form above has the mean q l / u times a known constant. That constant keeps the mean
 square of l" at most one, so that eta has the same scale as without noise. No regret bound is proved
-for either form with noise: the proof of Theorem 4.2 needs a third term that is not positive, and
-adding E' breaks this.
+for either form with noise. The proof of Theorem 4.2 needs a third term to be at most zero, which
+fails once E' is added.
 
 Without noise, both forms are l" = l.
 """
@@ -41,10 +41,9 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class LossEstimate:
-    """Turns noisy losses into l".
+    """Turns the noisy losses l~ of an episode into l" (see the module).
 
-    ``E`` is the bound E' on the noise of all losses. ``variance`` is the variance v of the noise on
-    one loss.
+    ``E`` is the bound E' on the noise of all losses. ``variance`` is v, the variance of one noise.
     """
 
     estimator: Literal["paper", "correct"]
@@ -52,14 +51,14 @@ class LossEstimate:
     variance: float
 
     def __call__(self, noisy: FloatArray) -> FloatArray:
-        """Returns l" of l~ (H, W, A); Eq. 4.1 is clipped to [0, 1] if the noise exceeds E'."""
+        """Returns l" from l~ (H, W, A). Eq. 4.1 is clipped to [0, 1], as noise may exceed E'."""
         if self.estimator == "paper":
             return np.clip((noisy + self.E) / (2 * self.E + 1), 0.0, 1.0)
         return noisy / math.sqrt(1 + self.variance)
 
 
 class PrivateUOBLBPS:
-    """One run: `policy` (H, W, A) is pi_k, `observe` takes the release that follows."""
+    """One run. `policy` (H, W, A) is pi_k; `observe` takes what is released after episode k."""
 
     def __init__(self, constants: Constants, estimate: LossEstimate) -> None:
         self.constants, self.estimate = constants, estimate
@@ -70,7 +69,7 @@ class PrivateUOBLBPS:
     def observe(
         self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float
     ) -> Step:
-        """Runs lines 3-9 on noisy sums N and the episode's noisy losses l~_k (H, W, A)."""
+        """Runs lines 3-9 on noisy sums of counts and an episode's noisy losses (H, W, A)."""
         c = self.constants
         u = upper_occupancy(c.layers, self.box, self.policy)
         optimistic = np.divide(self.estimate(loss), u, out=np.zeros(u.shape), where=u > 0)
