@@ -70,8 +70,7 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`), with visits summed over x'.
 
-        The variances stay as they are. The projection only lowers the true variances, so this is
-        safe.
+        The result keeps the old variances. This is safe: the projection only lowers the true ones.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:

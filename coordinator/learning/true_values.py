@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A mean over runs and the two ends of its interval, at each point of the grid."""
+    """For each point, a mean over runs and the two ends of its interval."""
 
     mean: list[float]
     low: list[float]

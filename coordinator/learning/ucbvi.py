@@ -279,8 +279,7 @@ def estimate(
 ) -> None:
     """Writes P~ to rows (X, H X A), r~ to means and N~ to N (H X A,), from released counters (C,).
 
-    The projection has tolerance E / 4. If E > 0, the add-on of Eq. 7 follows. N~ is at least
-    `least`.
+    The projection has tolerance E / 4; if E > 0, Eq. 7's add-on follows. N~ is at least `least`.
     """
     X, pairs = rows.shape
     counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]
@@ -334,8 +333,7 @@ def run(
 ) -> tuple[Floats, int]:
     """Runs UCBVI or private UCB-VI for checkpoints[-1] episodes.
 
-    Returns the regret at the checkpoints, and how often the policy changed; sets `policy` to the
-    last policy.
+    Returns the regret at the checkpoints, and how often `policy` changed. Overwrites `policy`.
     """
     separate_visits, K = privacy.separate_visits, checkpoints[-1]
     private = privacy.kind != NONE

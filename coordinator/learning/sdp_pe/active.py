@@ -1,7 +1,7 @@
 """The active set phi of paper 000: its interface, and its implicit representation.
 
 `ActiveSet` is the interface that Algorithm 1 uses. `enumeration` lists every policy. If there are
-too many policies for a list, `ImplicitPolicies`, below, keeps the inequalities that active policies
+too many policies for a list, `ImplicitPolicies` keeps the inequalities that active policies
 satisfy.
 
 Stage b of Algorithm 1 (line 9) keeps pi if V_b(pi) > t_b. V_b is the value in that stage's
@@ -62,8 +62,7 @@ class ActiveSet(Protocol):
     """A set of deterministic policies, never empty.
 
     The set is immutable: `eliminate` returns a new set. Every policy that a method returns is a
-    member. If the set is enumerated, `best` and `best_visits` are exact, and `bound` is the value
-    of `best`.
+    member. In an enumerated set, `best` and `best_visits` are exact, and `bound` is `best`'s value.
     """
 
     @property

@@ -21,7 +21,7 @@ class Constants:
 
     schedule: `paper` is lines 1-4 of Algorithm 1; `fill` fits as many whole stages as it can. It
         raises the factor of growth until they use all episodes that `exploit_share` leaves.
-    growth: with `fill`, the least factor from one stage's length to the next.
+    growth: the factor from one stage's length to the next; with `fill`, the least factor.
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: if `first_stage` is 0, L_1 is large enough for this many times s visits to
         every (h, x, a). s is the standard deviation of a crude counter's noise, but at least 1. So
@@ -37,13 +37,13 @@ class Constants:
     best_share: share of the fine batch that runs the best policy in the previous stage's model (in
         the first stage: 0). Counts of this policy matter most when policies are eliminated.
     likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap.
-        So the more likely a policy is the best, the more it is explored (Thompson 1933). Needs
+        So a policy is explored more if it is more likely to be the best (Thompson 1933). Needs
         radius `bootstrap`.
     threshold_scale: see `levels`; C_1 of `paper`.
     levels: `paper`: W holds the tuples whose count is at most `threshold_scale` (C_1) E H^2 iota,
         and Eq. 7 has tolerance E/4. `noise`: W holds the tuples whose count is at most
-        `threshold_scale` standard deviations of its noise, and Eq. 7 has tolerance 0. At scale 0,
-        W is empty and no row of the model loses a transition.
+        `threshold_scale` standard deviations of its noise, and Eq. 7 has tolerance 0. At scale 0
+        and with `crude_add_on` above 0, W is empty and no row of the model loses a transition.
     add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
     crude_add_on: add this many times sqrt(1 + v) to every crude tuple count, where v is the
         variance of the count's noise, so that exploration goes to the unknown. Values are estimated

@@ -46,8 +46,8 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
 class Block(NamedTuple):
     """The rows and columns of phi that are not empty.
 
-    `prefixes` (p,) and `suffixes` (s,) of active policies ascend; `pairs` (p, s) is True for an
-    active pair.
+    `prefixes` (p,) and `suffixes` (s,) of active policies ascend. `pairs` (p, s) marks active
+    pairs.
     """
 
     prefixes: PolicyArray

@@ -24,8 +24,8 @@ of the chord between the best feasible and the last infeasible point in the (V_j
 
 Then come single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
 d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b(h, x) is the probability of x at step h. Each round
-makes the feasible change that raises V_0 most. All computations treat T objectives r_0 at once,
-which share P_0.
+makes the feasible change that raises V_0 most. All computations treat T objectives r_0 with one
+P_0 at once.
 """
 
 from __future__ import annotations
