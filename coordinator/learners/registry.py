@@ -160,7 +160,7 @@ def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: f
 def _sufficient_K(
     problem: Problem, check: Callable[[Problem], object], factor: float
 ) -> int | None:
-    """Returns a larger K, of two digits and zeros, with large enough batches; None if not found.
+    """Returns a larger K, rounded up to two digits, with large enough batches; None if not found.
 
     Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
     and the length of the first stage may be fixed. So only a K that was tried is returned.
@@ -238,7 +238,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Computes the noise of the smallest batches; raises its error if a batch is too small."""
+    """Computes the noise of the smallest batches, which fails if one of them is too small."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)

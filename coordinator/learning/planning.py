@@ -70,7 +70,7 @@ def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> 
 
 
 def occupancy(P: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns each visit's probability d_h(x, a) under policies (..., H, X): (..., H, X, A)."""
+    """Returns d_h(x, a) (..., H, X, A), the probabilities of visits under policies (..., H, X)."""
     H, X, A, _ = P.shape
     taken = policy[..., None] == np.arange(A)
     d = np.empty((*policy.shape[:-2], H, X, A))

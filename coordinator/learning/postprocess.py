@@ -147,7 +147,7 @@ def conserve(
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
     `visits` (..., H, X, A) are visits with counters of their own. The variance of their noise is
-    that of a transition count, divided by `ratio`. If `visits` is None, they are sums.
+    that of a transition count, divided by `ratio`. If `visits` is None, they are sums over x'.
     `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible

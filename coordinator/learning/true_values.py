@@ -23,7 +23,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 LEVEL = 0.95
 GRID = 200
-"""The number of points of a band along the episodes."""
+"""The number of points at which a band is computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Multiplied by eta, and up to constants, this is
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
 The method is a primal-dual interior-point method. Besides the usual complementarity conditions with
-target mu, the logarithm gives the condition q z = 1, whose target stays:
+target mu, the logarithm gives the condition q z = 1, whose target is always 1:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.

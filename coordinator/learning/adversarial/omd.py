@@ -160,10 +160,10 @@ def descend(
 ) -> tuple[float, int]:
     """Minimises f over v. Returns f and the number of iterations.
 
-    Overwrites v; m with m and ln m; p with p, ln p, and p on free cells (0 elsewhere); flows (2, H
-    + 1, W) with inflow and outflow of every state. Every iteration tries Newton's step on the
-    logarithms, then damped steps. It takes the first step that lowers f enough or halves the
-    residual. The search stops if no step does.
+    Overwrites v, `m` (m, ln m), `p` (p, ln p, p on free cells and 0 elsewhere) and `flows` (inflow
+    and outflow of every state). Every iteration tries Newton's step on the logarithms, then damped
+    steps. It takes the first step that lowers f enough or halves the residual. The search stops if
+    no step does.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()

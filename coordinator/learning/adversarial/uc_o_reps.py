@@ -43,7 +43,7 @@ class Constants:
     scale: float = 1.0
 
     def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
-        """Returns the confidence set from noisy counts (H, W, A, W), (H, W, A) of precision E."""
+        """Returns the confidence set. The counts (H, W, A, W), (H, W, A) have the precision E."""
         counts = post_process(self.layers, transitions, visits, E)
         ln_iota = log_iota(self.layers, self.K, self.delta)
         return confidence_set(self.layers, counts, ln_iota, self.scale)

@@ -43,7 +43,7 @@ from riffle.coordinator.learning.learner import FloatArray
 class LossEstimate:
     """Turns the noisy losses l~ of an episode into l" (see the module).
 
-    ``E`` is the bound E' on the noise of all losses. ``variance`` is v, the variance of one noise.
+    ``E`` is the bound E' on the noise of every loss; ``variance`` is the variance v of this noise.
     """
 
     estimator: Literal["paper", "correct"]

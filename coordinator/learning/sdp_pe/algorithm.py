@@ -283,7 +283,7 @@ class SDPPE:
         return parts
 
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """Returns a stage's estimator. For weights `visits`, a first estimator makes the model."""
+        """Returns a stage's estimator. Weights `visits` need a model, made by a first estimator."""
         estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator

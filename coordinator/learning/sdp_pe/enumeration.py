@@ -46,8 +46,7 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
 class Block(NamedTuple):
     """The rows and columns of phi that are not empty.
 
-    `prefixes` (p,) and `suffixes` (s,) of active policies ascend. `pairs` (p, s) marks active
-    pairs.
+    Indices in `prefixes` (p,) and `suffixes` (s,) ascend. `pairs` (p, s) marks active pairs.
     """
 
     prefixes: PolicyArray
@@ -174,7 +173,7 @@ class EnumeratedPolicies:
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
-        """Returns the policy (H, X) of a flat class index. In cells not free it is action 0."""
+        """Returns the policy (H, X) of a flat class index. Cells that are not free get action 0."""
         digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 

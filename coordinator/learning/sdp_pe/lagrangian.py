@@ -58,7 +58,10 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Policies must take `actions` and have values >= t (k,) in k models P, r (k, H, X, A[, X])."""
+    """Policies must take allowed `actions` and have values of at least t (k,) in k models.
+
+    The models have transitions P (k, H, X, A, X) and rewards r (k, H, X, A).
+    """
 
     P: FloatArray
     r: FloatArray

@@ -51,7 +51,7 @@ class Schedule:
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """Returns a run's schedule. L_1 is `first_stage`; if that is 0, `visits_per_noise` sets L_1.
 
-    With one state and levels `noise`, crude batches have the smallest size: they learn nothing.
+    With one state and levels `noise`, crude batches have nothing to learn and the smallest size.
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
