@@ -44,7 +44,7 @@ LEAST_EPISODES = 300
 SHARE_BAR, SERVER_BAR = 0.85, 1.5
 SPEEDUP_BAR = 10.0
 SUM_SECONDS = 0.001
-"""A rough time of one masked report. The progress bar estimates the whole time from it."""
+"""A rough guess of the seconds that one masked report takes, for the progress bar only."""
 STEADY = 1.1
 """A measurement counts as disturbed if the primitive's two rates differ by a larger factor."""
 
@@ -69,7 +69,7 @@ class Split:
     the event loops of all three roles. ``store``: the shuffler's other threads, including the
     permutation. ``episodes``: the nodes' other threads, including noise and encoding.
     ``coordinator``: the coordinator's other threads (store, counting, ledger, the learner's
-    planning). Of these four, only wall times are known.
+    planning). For each of these four tasks, only the wall time is known.
     """
 
     crypto: float
@@ -112,10 +112,10 @@ def run_sums_benchmark(
 ) -> dict[str, Any]:
     """Compares the processor time of a report as a masked vector and as messages.
 
-    The vectors are those of ``chosen``, in a batch of n reports. The cost of a message is measured
-    first, on at least ``messages`` messages of the preset `riverswim`. This cost does not depend on
-    the number of counters, so a report of L messages costs L times as much. Both costs cover all
-    work of all roles. Raises the errors of `run_benchmark`.
+    The vectors have the counters of ``chosen``, in a batch of n reports. The cost of a message is
+    measured first, on at least ``messages`` messages of the preset `riverswim`. This cost does not
+    depend on the number of counters, so a report of L messages costs L times as much. Both costs
+    cover all work of all roles. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))
@@ -256,7 +256,7 @@ def measure_primitive(width: int, cores: int) -> Primitive:
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Returns the times of a seal and of an open; ``job``: plaintext bytes, seconds to spend."""
+    """Measures a seal and an open; ``job``: size of the plaintext, seconds to spend on each."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)

@@ -32,7 +32,7 @@ CONCURRENT_REQUESTS = 16
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
     """Returns an endless manual run with the environment and guarantee of ``base``.
 
-    The run has all counters, whatever transitions ``base`` declares impossible.
+    The run has all counters, even for transitions that ``base`` declares impossible.
     """
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
     return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps nested models

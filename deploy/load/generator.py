@@ -1,4 +1,4 @@
-"""The processes that generate load: their schedule of reports, and samples of their load.
+"""The processes that generate load: their schedule of reports, and measurements during the load.
 
 Arrivals are an open loop: their times are fixed before the first request, and latency counts from
 these times. A generator that waited for each answer would send too few requests during a stall, so

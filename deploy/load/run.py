@@ -206,7 +206,7 @@ def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target at one rate after another, and returns the summary that `capacity` makes.
 
     The first rate is ``config.rate``. Every load takes ``config.seconds``, and all batches have the
-    size that the first rate gives. Raises errors of `run`.
+    size that the first rate gives. Raises the errors of `run`.
     """
     config = replace(config, batch=config.reports_a_batch)  # n decides how large a report is
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()

@@ -26,7 +26,8 @@ PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
 OTHERS = "other programs"
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
-SETTLED, MINUTE = 0.3, 60  # memory growth skips this first share of a load, and needs a minute
+# Memory growth is measured after the share SETTLED of a load, which must take a MINUTE or longer.
+SETTLED, MINUTE = 0.3, 60
 
 MOST_STEPS, PRECISE = 12, 1.2  # most loads in a search; ratio of rates that ends the search
 
@@ -45,8 +46,8 @@ class Evidence:
     services (None if they run elsewhere). ``refused``: answers with status 429. ``same_cores``:
     whether generator and services share all processors. ``busy``: the busy share of all processors'
     time. ``others``: processors that other programs used (0 if the services run elsewhere).
-    ``answering``: the share of the nodes' waiting for slots and uploads during which the shuffler
-    worked on these requests; None if unknown.
+    ``answering``: the share of the time that nodes wait for slots and uploads in which the shuffler
+    works on these requests; None if unknown.
     """
 
     due: int
@@ -148,7 +149,7 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of the least load that was not carried or, if all were, of the last load.
+    """Returns the summary of the least load that was not carried or, without one, of the last load.
 
     Its ``capacity`` has the largest carried rate (in reports due a second), whether a batch
     filled at this rate, and a row for each load.
