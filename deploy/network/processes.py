@@ -227,7 +227,7 @@ def busy_by_core() -> dict[int, tuple[float, float]]:
     for line in (PROC / "stat").read_text().splitlines():
         name, *values = line.split()
         if name.startswith("cpu") and name != "cpu":
-            ticks = [int(value) * _TICK for value in values[:8]]  # user time includes the rest
+            ticks = [int(value) * _TICK for value in values[:8]]  # user time includes guest time
             idle = ticks[3] + ticks[4]
             times[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
     return times

@@ -2,9 +2,9 @@
 
 ``init_network`` writes missing secrets and never overwrites one. docs/howto.md says what is in each
 folder. ``nodes/`` has public keys to pin and, after `enrol`, the nodes' credentials and the key
-that hides user ids from the shuffler. An owner who is not the shuffler's operator makes such a key
-themselves. Only the shuffler's operator enrols nodes: the coordinator's folder never holds
-credentials.
+that hides user ids from the shuffler. If the nodes have another owner than the shuffler's operator,
+the owner makes this key. Only the shuffler's operator enrols nodes: the coordinator's folder never
+holds credentials.
 
 Each server also gets a TLS certificate from the network's own CA (`certificates`). The folder of
 every role holds the CA's certificate as ``ca.pem``. TLS may be off on loopback.
@@ -73,7 +73,7 @@ def init_network(folder: Path, shuffler_url: str = "", coordinator_url: str = ""
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # One token per service: a service could use the token that it gets at the other service.
+    # Tokens differ by service: with one for both, a service could read the other one's metrics.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, {"shuffler": shuffler_url, "coordinator": coordinator_url})
@@ -238,7 +238,7 @@ def enrol(
 
     Credentials are in ``file``, by default ``nodes/credentials.json``. Removes credentials of
     revoked nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and the
-    number of valid nodes that every owner has now at least. Raises the errors of `enrol_node`, and
+    number of valid nodes that every owner now has at least. Raises the errors of `enrol_node`, and
     LocalError ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
@@ -283,7 +283,7 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
 
     A revoked node counts only if no valid node fits. Raises LocalError ``not-found`` if no node or
     several nodes fit, and the errors of `enrol_node`. If none fits, the error suggests no similar
-    name, because the caller may revoke the node, and a revocation is for good.
+    name, because a caller who trusts the suggestion may revoke the wrong node, for good.
     """
     nodes = {node.node_id: node for node in list_nodes(client)}
     names = {node_id: node.name for node_id, node in nodes.items()}
@@ -293,10 +293,10 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
 
 
 def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) -> str:
-    """Returns the id with this name, or the one that begins with this text.
+    """Returns the id whose name is ``text``, or the id that begins with ``text``.
 
-    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id, and an
-    error with the same slug if there are several. ``kind``, such as "runs", is for its text.
+    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id. If there
+    are several, raises an error with the same slug, whose text has ``kind``, such as "runs".
     """
     matches = _matches(text, names)
     if len(matches) > 1:

@@ -66,7 +66,7 @@ def read_addresses(
 ) -> tuple[str, str]:
     """Returns both services' addresses: those in the folder, else those given, else defaults.
 
-    Raises ValueError if an address is malformed, or differs from the folder's.
+    Raises ValueError if an address is malformed, or a given address differs from the folder's.
     """
     addresses = []
     for option, name, given, default in (
