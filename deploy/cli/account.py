@@ -88,7 +88,10 @@ def calibrated(
     calibration: accounting.CalibrationName,
     aggregation: Aggregation,
 ) -> dict[str, Any]:
-    """Returns calibrated noise, and its ratios to the papers' noise and to Gaussian noise."""
+    """Returns calibrated noise, and the ratio of its variance to that of Gaussian noise.
+
+    For the calibration ``exact``, adds the mean of the papers' noise divided by that of this noise.
+    """
     chosen = accounting.calibrate(layout, n, required, calibration, aggregation=aggregation)
     document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
     gaussian = accounting.gaussian_variance(required.epsilon, required.beta, layout.cells)

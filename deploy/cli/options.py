@@ -44,7 +44,7 @@ Workers = Annotated[int, typer.Option(min=1, help="processes for cryptography")]
 
 
 def whole_number(text: str) -> int:
-    """Reads an integer, also written as 2e4. Raises typer.BadParameter for any other text."""
+    """Reads an integer, such as 20000 or 2e4. Raises typer.BadParameter for any other text."""
     try:
         return int(text)
     except ValueError:
@@ -55,7 +55,7 @@ def whole_number(text: str) -> int:
 
 
 def whole(help_text: str) -> Any:  # noqa: ANN401  (Typer's own types)
-    """Returns an option whose value is an integer, also written as 2e4."""
+    """Returns an option whose value is an integer, such as 20000 or 2e4."""
     return typer.Option(parser=whole_number, metavar="INTEGER", help=help_text)
 
 
@@ -237,7 +237,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def read_pairs(texts: list[str] | None) -> dict[str, Any]:
-    """Reads NAME=VALUE texts: bool, int, float or str. Raises ValueError if a text has no ``=``."""
+    """Reads NAME=VALUE texts, by `_value`. Raises ValueError if a text has no ``=``."""
     pairs: dict[str, Any] = {}
     for text in texts or []:
         name, separator, value = text.partition("=")
@@ -248,7 +248,7 @@ def read_pairs(texts: list[str] | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> bool | int | float | str | list[float]:
-    """Reads a value: true or false, an integer (also 2e4), a number, [numbers], or text."""
+    """Reads a value: true or false, an integer (also as 2e4), a number, [numbers], or text."""
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     if re.fullmatch(r"\d+[eE]\+?\d", text):
