@@ -112,7 +112,7 @@ class Recorder:
         return answer
 
     def _find(self, name: str) -> Offer | None:
-        """Returns the offer listed under this id or, for check 5, whose descriptor has the id."""
+        """Returns the offer listed under this id or, for check 5, one whose descriptor has it."""
         inside = f'"batch_id":"{name}"'.encode()
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
@@ -244,7 +244,7 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with earlier ones of its lease and batch key, and of other leases."""
+    """Compares a report with earlier reports: of its lease and batch key, and of other leases."""
     if lease not in offer.leases:
         offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
         offer.over = True

@@ -50,7 +50,7 @@ LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS = "blanks in its JSON"
-"""The blanks stand before commas, where no JSON library writes one. So a client that parses the
+"""The blanks stand before commas, where no JSON library writes any. So a client that parses the
 descriptor and writes it again gets another digest."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
@@ -110,7 +110,7 @@ class Case:
 def good_cases(
     families: Sequence[Families], trust: Sequence[Trust], aggregations: Sequence[Aggregation]
 ) -> list[Case]:
-    """Returns good batches for a client that knows these families, trust models, aggregations."""
+    """Returns good batches for a client with these families, trust models and aggregations."""
     kinds: list[tuple[Trust, Aggregation]] = [
         (t, g) for t in trust for g in (aggregations if t == "shuffle" else ("messages",))
     ]
@@ -152,7 +152,7 @@ class Owner:
     users_key: bytes = field(default_factory=_secret, repr=False)
 
     def write_settings(self, folder: Path, url: str) -> None:
-        """Writes settings.json, which has all that a client needs, and the files that it names."""
+        """Writes settings.json, which has all that a client needs, and the files it names."""
         files = {
             "environment.json": json.dumps(environment()),
             "users.json": json.dumps({NODE_ID: list(self.users)}),
@@ -270,9 +270,10 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
     """Yields offers with one fault each.
 
-    Faults of the guarantee are put into the first of the good ``cases`` of each trust model and
-    aggregation. The other faults are put into the first case only. No offer has an analyzer key of
-    low order (check 22): such a key is not pinned, so check 15 would find the fault before.
+    The good ``cases`` may have several pairs of trust model and aggregation. Faults of the
+    guarantee are put into the first case of each pair, other faults into the first case only. No
+    offer has an analyzer key of low order (check 22), because no such key is pinned: check 15,
+    which comes earlier, would find the fault.
     """
     good = _document(cases[0], owner)
     rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
@@ -385,7 +386,7 @@ def _others(owner: Owner) -> Iterator[Row]:
 
 
 def _envelopes() -> Iterator[Row]:
-    """Yields rows with faults of bytes, signatures and batch key. For the names, see `_offer`."""
+    """Yields rows with faults of bytes, signatures and batch key; `_offer` explains the names."""
     other, low = os.urandom(32), b"\1" + bytes(31)
     yield 2, "it has a member twice", {"first": '"n": 1 ,'}
     yield 3, "the coordinator signed with a key that is not pinned", {"coordinator": other}

@@ -195,7 +195,7 @@ class Operator:
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns regret and value from supplied true values, with bands over similar runs."""
+        """Returns regret and value from supplied true values; bands cover runs with other seeds, too."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:
@@ -203,7 +203,7 @@ class Operator:
         return self._list("/v1/keys", "keys")
 
     def make_key(self) -> Answer:
-        """Creates a pending analyzer key, or returns the present pending key."""
+        """Creates a pending analyzer key. If there is a pending key already, returns that key."""
         return self._call("POST", "/v1/keys", "public")
 
     def activate_key(self, key_id: str) -> Answer:
@@ -291,9 +291,10 @@ class Operator:
         once: bool = False,
         **details: Any,  # noqa: ANN401  (httpx's content, params and headers)
     ) -> T:
-        """Sends a request. Unless ``once``, repeats it if something else answers, such as a proxy.
+        """Sends a request to the coordinator; returns the answer, parsed by ``read``.
 
-        While a run is followed, repeats it also if nothing answers.
+        Unless ``once``, repeats the request for a while if something else, such as a proxy,
+        answers. While a run is followed, also repeats it if nothing answers.
         """
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience

@@ -60,7 +60,8 @@ def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[s
 def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
     """Writes the tables of an unfinished run. A table ends before the first batch that is not over.
 
-    Values that change later, such as an acknowledgement, are only in the files of `write`.
+    A row may still change after its batch is over, for instance when the coordinator acknowledges
+    the batch. Only `write` writes all final values.
     """
     for table in TABLES:
         rows = rows_of(operator, run_id, table)

@@ -56,7 +56,7 @@ class BatchKeys:
 def read_report(keys: BatchKeys, sealed: bytes) -> tuple[Ints, list[bytes]]:
     """Opens an uploaded report. Raises MistakeError for the first thing that is wrong.
 
-    Returns how often each index is in the report (C + 1,), the dummy last, and the ephemeral keys.
+    Returns the counts (C + 1,) of all indices, with the dummy's count last, and the ephemeral keys.
     """
     d = keys.context.descriptor
     if len(sealed) != d.report_bytes:
@@ -82,7 +82,7 @@ def _read_inner(keys: BatchKeys, opened: bytes) -> tuple[Ints, list[bytes]]:
 
 
 def wrong_size(d: BatchDescriptor, size: int) -> str:
-    """Returns a sentence on a wrong size of a sealed report: size expected, and size seen."""
+    """Returns a sentence that names the expected size of a sealed report and this wrong size."""
     whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
@@ -241,8 +241,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """For each policy: sets of counters, where an episode raises one counter of each set; by
-        step, the counter that a reward bit 1 raises; and by step, the reward bit's mean."""
+        """For each policy: sets of counters, of each of which an episode raises one counter; the
+        counter that a reward bit of 1 raises, by step; and the mean of the reward bit, by step."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -256,7 +256,7 @@ class BatchLaw:
         return found
 
     def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
-        """Returns (n, M): whether each of the reports (n, C + 1) may hold each policy's episode."""
+        """Returns (n, M): whether report i, a row of counts, may hold an episode of policy m."""
         found = [[counts[:, c].any(axis=1) for c in required] for required, *_ in self.paths]
         return np.asarray(np.array(found).all(axis=1).T)
 
