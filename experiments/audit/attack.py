@@ -124,7 +124,7 @@ def choose(
     value: Callable[[FloatArray, FloatArray], FloatArray],
     error: float,
 ) -> Event:
-    """Returns the event with the largest bound on the tuning sample itself.
+    """Returns the event whose bound, computed from the tuning sample, is largest.
 
     A choice by rates, not bounds, would favour rare events that look good by chance.
     """

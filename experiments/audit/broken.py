@@ -87,7 +87,7 @@ REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class LiteralBatch:
-    """A batch of n users with the papers' noise. ``cells`` counters rise by one; as many fall."""
+    """n users with the papers' noise. ``cells`` counters rise by one, and ``cells`` others fall."""
 
     n: int
     noise: Noise
@@ -95,7 +95,7 @@ class LiteralBatch:
 
     @property
     def mass(self) -> FloatArray:
-        """The probabilities f(0 ... m + 1), of which the last is zero."""
+        """The probabilities f(0), ..., f(m + 1) of the noise of m bits; the last one is zero."""
         bits, p = self.noise.bits, self.noise.p
         return np.asarray(stats.binom.pmf(np.arange(bits + 2), bits, p))
 
@@ -129,7 +129,7 @@ def _sum_scores(
 def _cells(
     batch: LiteralBatch, trials: int, bit: int, generator: np.random.Generator
 ) -> FloatArray:
-    """Draws the sum over cells of log P(numbers | bit 1) / P(numbers | bit 0), (trials,)."""
+    """Draws the sum over cells of log(P(numbers | bit 1) / P(numbers | bit 0)), (trials,)."""
     f = batch.mass
     size = (trials, batch.cells)
     numbers = generator.multinomial(batch.n - 1, f, size)

@@ -5,9 +5,10 @@ a network would show: how long it took to make each report, from episode to fram
 process itself. A fair coin gives each user one of two episodes that differ as much as possible: one
 stays in the first state with every reward 1, the other stays in the last state without rewards. The
 observer knows the data of the first third of the batch and fits rules to them. Each feature gives a
-rule: guess the data that was more frequent in the decile of its value. Fisher's linear discriminant
-on all features is one more rule. The second third chooses the rule that guesses best, and the last
-third tests it. A random guess is right with probability 1/2, and the test is exact (binomial).
+rule: guess the data that most of these users with a value in the same decile have. Fisher's linear
+discriminant on all features is one more rule. The second third chooses the rule that guesses best,
+and the last third tests it. A random guess is right with probability 1/2, and the test is exact
+(binomial).
 
 Reports have real seals. With ``padded`` false, the same code runs without padding. This shows
 whether the observer can see anything at all.
@@ -147,7 +148,7 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Returns a rule: guess the data that was more frequent, in training, in the value's decile."""
+    """Returns a rule: guess the data that most training users in the value's decile have."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)

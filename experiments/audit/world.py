@@ -2,8 +2,8 @@
 
 User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
 Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. So if e replaces e',
-one counter moves up and one down in every family and step. These are `CounterLayout.cells` pairs,
-the most that replacing one user can move.
+one counter rises by one and another falls by one in every family and step. These are
+`CounterLayout.cells` pairs of counters, the most that replacing one user can change.
 
 The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
 order 1e-2, and each trial costs one message per noise bit that is 1.
@@ -147,7 +147,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise
-    if added is None:  # p = 1/8, and the fewest bits a user with which (epsilon, beta)-DP holds
+    if added is None:  # p = 1/8, and the fewest bits per user for (epsilon, beta)-DP
         target, beta = setting.epsilon * (1.0 - MARGIN), setting.beta * (1.0 - OVERFLOW_SHARE)
         bits = needed_bits(2.0**-P_LOG2, setting.layout.cells, target, beta)
         added = Noise(-(-bits // setting.n), 1, P_LOG2)
