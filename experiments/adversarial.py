@@ -8,7 +8,7 @@ it is sum_{i<=k} <q^{P,pi_i}, l_i>, with the occupancy measure q^{P,pi} of polic
 least loss of any fixed policy on l_1 + ... + l_k, found by backward induction.
 
 Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary Mechanism for counts,
-the variant of it in Algorithm 4 for full-information losses, and plain noise for bandit losses
+its variant in Algorithm 4 for full-information losses, and plain noise for bandit losses
 (Lemma 5.6). There are two calibrations.
 
 `paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
@@ -173,7 +173,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one draw, which is larger for the tree of central sums (`summed`)."""
+    """Returns the noise of one draw. The tree of central running sums (`summed`) needs more."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"
@@ -196,10 +196,11 @@ def _sums(
 
 
 class Channel:
-    """The Privatizer of a case. It adds noise to cells that exist, not to padding; E bounds it.
+    """The Privatizer of a case. It adds noise to cells that exist, not to padding.
 
-    N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions. Under full information the
-    losses form a stream of sums; under bandit feedback each episode's losses get their own noise.
+    E bounds the error of counts. N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions.
+    Under full information the losses form a stream of sums, too; under bandit feedback each
+    episode's losses get their own noise.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class Channel:
         return 4 * _deviation(self.count_noise, self._counts.terms(t), ratio)
 
     def losses(self, loss: FloatArray) -> FloatArray:
-        """Adds an episode; returns noisy sums L(x,a) or, with bandit feedback, its noisy losses."""
+        """Adds an episode; returns noisy sums L(x,a) or, with bandit feedback, the noisy losses."""
         array = np.zeros(self._layers.pairs.shape)
         array[self._layers.pairs] = self._privatize_losses(loss[self._layers.pairs])
         return array

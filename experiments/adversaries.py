@@ -108,7 +108,7 @@ def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
     """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
     stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
-    drifting: they move linearly from one draw to another; rewards: one minus the MDP's rewards.
+    drifting: they move linearly between two draws; rewards: one minus the MDP's rewards.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *world.decisions.shape)

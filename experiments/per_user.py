@@ -40,7 +40,7 @@ NEVER = 1 << 40
 SIMULATOR = Issuer("simulator", lambda: "00" * 32, lambda: NEVER)
 Batch = tuple[BatchDescriptor, BatchCounts]
 PROGRESS_EVERY = 1_000
-"""Users between two calls of ``on_users``, which gets the number of users done since the last."""
+"""``on_users`` is called after this many users, with their number."""
 
 
 class Users:
@@ -79,7 +79,7 @@ class Users:
 
     @property
     def reward_mean(self) -> float | None:
-        """The mean sum of reward bits of an episode that did not fail; None if all failed."""
+        """The mean sum of an episode's reward bits, without failed episodes; None if all failed."""
         done = self.episodes - self.failed
         return self.rewards / done if done else None
 

@@ -51,7 +51,7 @@ class Preset:
     own_environment: object = None
 
     def make(self) -> Environment:
-        """Makes a fresh environment. Raises as `node_client.environments.registry.make` does."""
+        """Makes a fresh environment. Raises the errors of `environments.registry.make`."""
         own = self.own_environment
         return make(self.spec.environment if own is None else own, **self.environment)
 
@@ -184,7 +184,7 @@ def labelled(items: Any) -> dict[str, tuple[Any, tuple[tuple[str, Any], ...]]]: 
 
 
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns an environment's id and parameters. A file's folder is a parameter, not in the id."""
+    """Returns an environment's id and parameters. The folder of a file is one of the parameters."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not isinstance(reference, str) or not plugins.is_file_reference(reference):

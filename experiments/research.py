@@ -341,7 +341,7 @@ def grid(
     *,
     exact: bool = True,
 ) -> Figure:
-    """Returns a sweep as a figure: against epsilon if it has several, else K if several, else time.
+    """Returns a sweep as a figure: over several epsilons, else over several K, else over time.
 
     Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
     """

@@ -242,7 +242,7 @@ def compute(run: Run, seed: int) -> SeedResult:
 
     Raises:
         RiffleError, ValueError: the run is refused (unknown learner, batch too small).
-        LocalError: ``wrong-state``: this process has other code than the one that made the run.
+        LocalError: ``wrong-state``: learner's or environment's code changed after the run was made.
     """
     parts = (run.learner, run.environment)
     files = any(isinstance(part, str) and is_file_reference(part) for part in parts)
@@ -263,7 +263,7 @@ def compute(run: Run, seed: int) -> SeedResult:
 
 
 def execute(key: str, job: Job) -> Row:
-    """Runs one job of the run with this key. If the run is refused, the row has the reason."""
+    """Runs one job; ``key`` is its run's key. If the run is refused, the row has the reason."""
     run, seed = job
     try:
         return Row(key, seed, code_digest(), result=compute(run, seed))

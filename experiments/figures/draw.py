@@ -195,7 +195,7 @@ def legend_label(curve: Series) -> str:
 
 
 def caption(figure: Figure, series: Sequence[Series]) -> str:
-    """Returns the note, the constants that all curves share, and those of each computed curve."""
+    """Returns the note, the constants that curves share, and the other constants of each curve."""
     values = {
         name: {curve.constants[name] for curve in series if name in curve.constants}
         for name in CAPTION_CONSTANTS

@@ -160,7 +160,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The figures to make in a folder, with seeds 0..seeds-1. `force` makes finished ones again."""
+    """Figures to make in a folder, with seeds 0..seeds-1; with `force`, also finished figures."""
 
     figures: tuple[Figure, ...]
     seeds: int
@@ -188,7 +188,7 @@ def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:
 def make(
     order: Order, on_row: Callable[[Row], None], on_start: Callable[[int], None]
 ) -> list[dict[str, Any]]:
-    """Computes and writes an order's figures. `on_start` gets the number of jobs left.
+    """Computes and writes an order's figures. `on_start` gets the number of jobs to compute.
 
     Raises LocalError ``wrong-state`` if the folder has finished figures or other code's results.
     """
