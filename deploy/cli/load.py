@@ -157,7 +157,7 @@ def wire_command(
 ) -> None:
     """Measure messages a second: through live services, and of the cryptography alone.
 
-    With --aggregation sums, compare a summed report with one of messages by processor time.
+    With --aggregation sums, compare the processor time of a summed report and a report of messages.
 
     The exit code is 1 if the share of the cryptography's rate, the servers' cost or the speedup
     misses its target.
