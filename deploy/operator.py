@@ -195,7 +195,7 @@ class Operator:
         self._ask("POST", path, read_nothing, content=content)
 
     def true_values(self, run_id: str) -> Answer:
-        """Returns regret and value from true values, with bands over runs that differ only in seeds."""
+        """Returns regret and value from true values, with bands over runs that differ in seeds."""
         return self._call("GET", f"/v1/runs/{run_id}/truth", "regret")
 
     def keys(self) -> list[Answer]:

@@ -1,9 +1,9 @@
 """Simulates one seed of a run (`run_seed`) in an environment whose MDP is known.
 
 The services' learners run on the population-level simulator (`simulator`). Learners that plan
-before every episode (UCBVI, private UCB-VI) run through `per_episode`, and those of paper 004
-through `adversarial`; these two kinds send no messages. A seed keys the population's draws of one
-run. The learner's own draws use the spec's seed plus this seed.
+before every episode (UCBVI and its private variants) run through `per_episode`, and those of paper
+004 through `adversarial`; these two kinds send no messages. A seed keys the population's draws of
+one run. The learner's own draws use the spec's seed plus this seed.
 """
 
 import time

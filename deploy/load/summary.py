@@ -149,7 +149,7 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of the least load that was not carried or, without one, of the last load.
+    """Returns the summary of the least load that was not carried, or else of the last load.
 
     Its ``capacity`` has the largest carried rate (in reports due a second), whether a batch
     filled at this rate, and a row for each load.

@@ -168,8 +168,8 @@ class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
     ``main``, ``threads`` and ``pool`` are processor time: of the main thread, the other threads and
-    the pools. ``waited`` is the time in which a thread of the process could have run but no
-    processor was free; ``pool_waited`` is that of the pools. ``at`` is the time of the reading
+    the pools. ``waited`` and ``pool_waited`` are the time in which a thread of the process or of
+    the pools could have run but no processor was free. ``at`` is the time of the reading
     (monotonic).
     """
 

@@ -1,4 +1,4 @@
-"""The same attack on two encodings that do not protect users: one envelope per report, and numbers.
+"""Attacks two encodings that do not protect users: one envelope a report, one number a counter.
 
 **One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
 each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from

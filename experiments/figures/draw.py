@@ -138,7 +138,7 @@ CAPTION_CONSTANTS = (
 )  # fmt: skip
 
 MANY = 1_000  # switches
-NEXT_LINE = 1.3  # names beside points are at least this factor of regret apart
+NEXT_LINE = 1.3  # names beside points are at regrets that differ by at least this factor
 
 # Curves of one colour differ by their markers.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
