@@ -31,7 +31,7 @@ D = TypeVar("D", bound=BaseModel)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Pauses grow up to this length, because an attempt to reach a missing host takes seconds."""
+"""The longest pause. Pauses are long because each attempt to reach a missing host takes seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -63,7 +63,8 @@ def is_loopback_service(text: str) -> bool:
 def check_urls(name: str, text: str) -> tuple[str, ...]:
     """Returns the addresses in a setting.
 
-    Raises ValueError, which names the setting, unless each is https, or http on this machine.
+    Raises ValueError, which names the setting, if an address is malformed, or is http and not on
+    this machine.
     """
     urls = split_urls(text)
     for url in urls:
@@ -81,7 +82,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify``, which trusts the CA in ``ca_file`` or, without it, the usual CAs.
+    """Returns httpx's ``verify`` for the CA in ``ca_file``, or for the usual CAs if that is None.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
@@ -128,7 +129,7 @@ _REASONS = {
     "[SSL": "it does not speak TLS; is its address http://, or does another service have the port?",
     "Name or service not known": "its host name is unknown",
 }
-"""Reasons by a part of the error's text. The first key that the text contains counts."""
+"""Maps a part of an error's text to the reason. The first part that the text contains counts."""
 NOBODY_LISTENS = "nothing accepts connections there; is it started, and is the port right?"
 
 
@@ -211,7 +212,7 @@ class _Replicas(Generic[TransportT]):
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())
 
     def _avoid(self, number: int) -> None:
-        """Avoids an address for a while. Failures at the same time count as one."""
+        """Avoids an address for a while. Does nothing if the address is already avoided."""
         now = self._clock()
         if self._avoid_until[number] <= now:
             self._avoid_until[number] = now + self._pause[number]

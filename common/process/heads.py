@@ -11,7 +11,7 @@ the folder. The next start accepts this database and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. So several
 processes may share the folder without a lock. If a process has a folder of its own, this folder
-misses only changes that others made after the process last started or changed the database.
+misses only what other processes changed since this one last started or raised the number.
 """
 
 import os

@@ -4,7 +4,8 @@ A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fie
 ``JOURNAL`` lists the only fields that the role may log: the shuffler's in `shuffler.metrics`, the
 coordinator's in `coordinator.metrics`, a node's in `node_client.settings`.
 
-Texts of exceptions, values of variables and requested paths can name people. No log contains them:
+No log contains texts of exceptions, values of variables or requested paths, because they can name
+people. Instead:
 
 - An unexpected error is logged as its type and its places in the code.
 - A request is logged as the template of its route.

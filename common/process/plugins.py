@@ -103,10 +103,10 @@ def takes_any_name(constructor: Constructor) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Describes an error in external code in one line: its type, text, file and line.
 
-    ``file`` is the external code's file. If the error passed through this file, the named line is
-    the innermost line in it, because the code's author looks for a mistake there. Otherwise, the
-    named line is the innermost line of all. Call this in the function that called the external
-    code: the frame of that function is left out.
+    ``file`` is the external code's file, where its author looks for a mistake. So the innermost
+    line of the traceback in this file is named. If there is none, the innermost line of all is
+    named. Call `describe_error` in the function that called the external code: the frame of that
+    function is left out.
     """
     place = place_of(error, file)
     if isinstance(error, SyntaxError):
@@ -115,7 +115,10 @@ def describe_error(error: BaseException, file: str | None = None) -> str:
 
 
 def place_of(error: BaseException, file: str | None, *, within: bool = False) -> str:
-    """Returns `` (mine.py, line 7)`` as in `describe_error`; if ``within``, "" for other files."""
+    """Returns the place that `describe_error` names, such as `` (mine.py, line 7)``.
+
+    With ``within``, returns "" for a place in another file.
+    """
     called = traceback.extract_tb(error.__traceback__)[1:]
     frames = [frame for frame in called if frame.filename == file] or ([] if within else called)
     return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -133,14 +136,18 @@ def source_file(code: object) -> str | None:
 def fingerprint(code: object) -> str:
     """Returns a digest (16 hexadecimal digits) of the code as it was loaded, not of its file.
 
-    It covers byte code, defaults, base classes, and all functions, modules and other globals that
-    the code uses. Of code that is Riffle's, installed or Python's own, it covers only the name.
+    The digest covers byte code, defaults, base classes, and all functions, modules and other
+    globals that the code uses. If one of these belongs to Riffle, to an installed package or to
+    Python itself, the digest covers only its name.
     """
     return hashlib.sha256(repr(_described(code, {})).encode()).hexdigest()[:16]
 
 
 def own_files() -> tuple[tuple[str, int], ...]:
-    """Returns the files of the caller's own imported modules, each with its time of last change."""
+    """Returns the files of imported modules for which `_is_own` holds, and when each last changed.
+
+    Modules that `load_file` made are left out.
+    """
     names = [name for name in sys.modules if not name.startswith(FILE_MODULE) and _is_own(name)]
     files = {str(getattr(sys.modules[name], "__file__", "")) for name in names}
     return tuple((f, Path(f).stat().st_mtime_ns) for f in sorted(files) if Path(f).is_file())
@@ -158,7 +165,7 @@ def _is_own(name: str | None) -> bool:
 
 
 def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
-    """Describes a value by nested lists of text, equal in every process. ``seen`` ends cycles."""
+    """Describes a value by nested lists of text, alike in every process. ``seen`` ends cycles."""
     if value is None or isinstance(value, str | bytes | int | float | complex):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -173,7 +180,7 @@ def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
         return name
     seen[id(value)] = value
     described = [name, _described(_content(value), seen)]
-    if not isinstance(value, DEFINED):  # another process may hold several equal copies
+    if not isinstance(value, DEFINED):  # describe a shared object like equal copies
         del seen[id(value)]
     return described
 
@@ -199,14 +206,14 @@ def _content(value: Any) -> object:  # noqa: ANN401
 
 
 def _attributes(owner: Any) -> object:  # noqa: ANN401
-    """Returns a class's bases, and the attributes of a class or module without Python's own."""
+    """Returns a class's bases, and a class's or module's attributes except Python's own."""
     kept = (FunctionType, classmethod, staticmethod, property)
     given = {k: v for k, v in vars(owner).items() if k[:2] != "__" or isinstance(v, kept)}
     return getattr(owner, "__bases__", ()), [(k, given[k]) for k in sorted(given)]
 
 
 def _function(function: Any) -> object:  # noqa: ANN401
-    """Returns a function's code, defaults and closure, and globals and modules that it names."""
+    """Returns a function's code, defaults, closure, and the globals and modules that it names."""
     codes, modules = [function.__code__], []
     for code in codes:  # the list grows by nested code
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
