@@ -77,7 +77,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 def create_file(file: Path, data: bytes) -> bool:
     """Writes a file like `replace_file` unless the file exists; returns whether it was written."""
-    # The name is random, so no other replica writes to this file at the same time.
+    # The name of ``new`` is random, so no other replica writes to this file at the same time.
     new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
     _write(new, data)
     try:

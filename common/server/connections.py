@@ -28,7 +28,7 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
-"""Seconds that a peer has to read a refusal, or to end its TLS session (idle clients never do)."""
+"""Time for a peer to read a refusal, or to end its TLS session. Idle clients never end it."""
 GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
@@ -42,7 +42,7 @@ class _Protocol(HttpToolsProtocol):
     def __init__(self, server: "_Server", accepted: socket.socket) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._server, self._limits, self._socket = server, server.settings, accepted
-        self._pending = 0  # bytes since the parser last delivered a whole head or a body's piece
+        self._pending = 0  # bytes since the parser last delivered a head or a piece of a body
         self._fault: RemoteError | None = None
         self.known, self.since = False, 0.0  # whether it sent a valid token; when its wait began
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)

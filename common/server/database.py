@@ -9,8 +9,8 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
   and of writing to disk.
 - A reading transaction sees one state of the store.
 
-If a replica stalls in the middle of a write, PostgreSQL ends its transaction, and so frees the
-lock, after `IDLE_SECONDS`.
+If a replica stalls for `IDLE_SECONDS` in the middle of a write, PostgreSQL ends the replica's
+transaction, which frees the lock.
 
 A store holds the version of its schema. Opening an empty database creates the tables under the
 writing lock. So if several replicas start together, one creates the tables and the others find
@@ -49,14 +49,14 @@ BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
 CLAIM_SECONDS = 600
-"""The seconds for which a transaction with a claim may be idle: a permutation takes minutes."""
+"""Seconds for which a transaction may be idle after `try_claim`: a permutation takes minutes."""
 RECONNECT_SECONDS = 1.0
 
 HEAD_KEY = "head"
 CHANNEL = "riffle"
 
 AUTHENTICATED = "authenticated"
-"""In a column's ``info``: its values are encrypted and authenticated, and need no checksum."""
+"""Marks a column (in its ``info``) whose values are authenticated, and so need no checksum."""
 
 _WRITES = "riffle_writes"
 _POSTGRES_OPTIONS = {
@@ -129,7 +129,7 @@ def writer(engine: sa.Engine) -> sa.Engine:
 
 
 def is_shared(database: sa.Engine | sa.Connection) -> bool:
-    """Returns whether other processes may write to the database. A SQLite file has one process."""
+    """Returns whether other processes may write to the database. Only one may write to SQLite."""
     return database.dialect.name != "sqlite"
 
 
@@ -212,8 +212,9 @@ def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engi
     """Returns an engine of the database at ``url``, with its tables.
 
     With ``head``, as at a service's start, checks the whole database and compares its number with
-    that head. Raises LocalError ``unavailable`` if the database is of another version, older,
-    damaged or out of reach; ``invalid-spec`` if the URL is malformed or its driver is missing.
+    that head. Raises LocalError ``unavailable`` if the database is out of reach, is damaged, has
+    another schema version, or has a number below the head. Raises LocalError ``invalid-spec`` if
+    the URL is malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:
@@ -304,7 +305,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer takes the lock at once: a read transaction that takes it later can fail as busy.
+        # A writer takes the lock at once: SQLite may refuse it to a transaction that has read.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
             # SQLite would go on writing to the deleted file, and everything would be lost.
@@ -346,7 +347,7 @@ def _prepare_postgres(engine: sa.Engine) -> None:
 
 
 def _checksum(*values: object) -> int:
-    """Returns a row's CRC-32, which detects damage, but not changes by someone who can write."""
+    """Returns a row's CRC-32. It detects damage, but not changes by someone who can write to it."""
     short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
     return zlib.crc32(repr(short).encode())
 
@@ -357,7 +358,7 @@ def _row_checksum(table: sa.Table) -> sa.ColumnElement[int]:
 
 @cache
 def _with_checksums(metadata: sa.MetaData) -> sa.MetaData:
-    """Returns the tables with a checksum column each, which SQLite computes at every write."""
+    """Returns copies of the tables with one more column: a row's checksum, computed by SQLite."""
     copies = sa.MetaData()
     for table in metadata.sorted_tables:
         copy = table.to_metadata(copies)

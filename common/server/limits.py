@@ -5,8 +5,8 @@ Holding the request here instead would only move the queue. Nothing here does I/
 
 Callers are known by the hash of their token, and each has limits of its own. An attempt with an
 invalid token costs a lookup, and a guesser could try tokens without end. So all failed attempts
-share one bucket. While this bucket is empty, tokens that were valid before are looked up as usual,
-and all others are refused. So a guesser cannot keep out a known caller.
+share one bucket. While this bucket is empty, a caller's token is looked up only if it was valid
+before; any other is refused. So a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -28,12 +28,12 @@ from riffle.common.server.service import problem_answer, token_of
 BURST_SECONDS = 10.0
 
 FAILURES_PER_SECOND = 100.0
-"""Failed authentications per second, over all callers; ten seconds' worth may come at once."""
+"""All callers together may fail this many authentications a second, or ten times it at once."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that gains ``rate`` tokens a second, up to ``burst``. Calls must share a clock."""
+    """A bucket that gains ``rate`` tokens a second, up to ``burst``. Its calls share a clock."""
 
     rate: float
     burst: float
@@ -43,7 +43,7 @@ class TokenBucket:
     def take(self, amount: float, now: float) -> float:
         """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
-        An amount above ``burst`` is taken from a full bucket, which then owes the rest.
+        An amount above ``burst`` is taken once the bucket is full; the bucket is then below zero.
         """
         saved = self.burst if math.isnan(self._tokens) else self._tokens
         self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
@@ -191,7 +191,7 @@ class Authenticator:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency, which yields the first caller of ``names`` with the token.
+    """Returns a route's dependency, which yields the first of ``names`` that owns the token.
 
     The app's `Authenticator` refuses all other callers.
     """

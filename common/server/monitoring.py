@@ -174,7 +174,7 @@ def disk_trouble(folder: Path) -> str | None:
     except OSError as error:
         return f"cannot look at the data's folder: {error.strerror}"
     if free < LEAST_FREE_BYTES:
-        # Strangers may ask. The number of free bytes, which every upload may change, is not shown.
+        # Strangers may read this, so it does not show the free bytes, which uploads change.
         return f"less than {LEAST_FREE_BYTES >> 20} MiB are free for the data"
     return None
 
@@ -193,7 +193,10 @@ def clock_skew(date: str | None, now: datetime) -> float | None:
 
 
 def clock_trouble(skew: float | None) -> str | None:
-    """Returns what is wrong if the shuffler's clock is ``skew`` seconds ahead; None if nothing."""
+    """Says that ``skew``, the seconds by which the shuffler's clock is ahead, is too large.
+
+    Returns None if the skew is allowed or not known.
+    """
     if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None
     which = "ahead of" if skew > 0 else "behind"

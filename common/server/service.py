@@ -58,7 +58,7 @@ _FIELDS = {
 }
 ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
 ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
-"""`ANY_CALLER`: problems of every route. `ANY_TOKEN`: of routes that need a token and a store."""
+"""`ANY_CALLER`: every route's problems. `ANY_TOKEN`: those of a route with a token and a store."""
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -66,7 +66,7 @@ Responses = dict[int | str, dict[str, Any]]
 def problems(*slugs: str, always: Sequence[str] = ANY_TOKEN) -> Responses:
     """Returns OpenAPI's description of a route's problems: ``slugs`` and the slugs in ``always``.
 
-    A test compares this with the problems that the routes answer in other tests.
+    In all tests, a fixture checks that no route answers with a problem that is not described.
     """
     types = {"enum": [URN + slug for slug in sorted({*slugs, *always})]}
     schema = {
@@ -86,7 +86,7 @@ def declare_problems(
     others: str = "",
     always: Sequence[str] = ANY_TOKEN,
 ) -> None:
-    """Describes the problems of a router's routes. Every route may answer those in ``always``.
+    """Describes the problems of a router's routes. Every route may answer the slugs in ``always``.
 
     ``table`` maps the name of a route's function to further slugs, separated by spaces. ``others``
     has the further slugs of functions that are not in the table.
@@ -117,7 +117,7 @@ def make_app(
     app = FastAPI(
         title=title,
         version="1",
-        # Routers that are included are analysed once more at each app's first request.
+        # Not `include_router`: each app would analyse the router again at its first request.
         routes=[route for router in routers for route in router.routes],
         lifespan=lifespan,
         middleware=[Middleware(monitoring.MetricsMiddleware, metrics=metrics), *inner],
@@ -234,14 +234,15 @@ def serve(
     on_start: Callable[[], None],
     on_stop: Callable[[], None],
 ) -> None:
-    """Runs an app under uvicorn until SIGTERM or SIGINT (also as PID 1), and then drains it.
+    """Runs an app under uvicorn until SIGTERM or SIGINT arrives, and then drains the app.
 
     ``service`` is the app's name in traces. ``on_start`` is called when the app has started.
     ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
-    for changes (long polls, streams). Other requests have GRACE_SECONDS to finish.
+    for changes (long polls, streams). Other requests have GRACE_SECONDS to finish. Both signals
+    also work if the process is PID 1.
 
-    Raises LocalError ``unavailable`` if the port is in use; ``invalid-spec`` if TLS is missing off
-    loopback, or if the TLS files cannot be used; the app's error if it fails to start.
+    Raises the errors of `ServerSettings.tls`, LocalError ``unavailable`` if the port is in use,
+    ``invalid-spec`` if the TLS files cannot be used, or the app's own error if it fails to start.
     """
     outermost = _Outermost(app, on_start)
     config = _config(outermost, settings.tls())
@@ -303,9 +304,9 @@ def _config(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         ws="none",
-        log_config=None,  # would replace the handlers of the whole process
+        log_config=None,  # a config would replace the log handlers of the whole process
         log_level="error",  # uvicorn warns of every stranger's malformed request
-        access_log=False,  # would reveal who sent a request when
+        access_log=False,  # an access log would reveal who sent a request when
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         server_header=False,

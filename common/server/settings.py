@@ -92,8 +92,9 @@ class ServerSettings(RoleSettings):
     def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
 
-        Raises LocalError ``invalid-spec`` if the storage key is given twice, malformed, or missing
-        off loopback: only a demonstration may keep private keys in clear.
+        Raises LocalError ``invalid-spec`` if the storage key is given twice or is malformed. Also
+        raises it if there is no storage key and other machines could connect: only a demonstration
+        may keep private keys in clear.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:
