@@ -37,7 +37,7 @@ class Drivers:
 
     A replica that stops normally releases its leases. If a replica is killed, its leases last until
     they expire. Then the first other replica that looks takes over the runs. ``make_driver`` makes
-    the driver for a lease. The second argument is the learner that has just planned the run's first
+    the driver for a lease. Its second argument is the learner that has just planned the run's first
     deployment, or None if the learner must be rebuilt.
     """
 
@@ -71,7 +71,7 @@ class Drivers:
             await in_thread(self.store.renew_leases, leases, 0.0)
 
     def drive(self, lease: RunLease, learner: Learner | None = None) -> None:
-        """Starts driving a run. For ``learner`` see ``make_driver``."""
+        """Starts driving a run. ``learner`` is the second argument of ``make_driver``."""
         driver = self.make_driver(lease, learner)
         task = asyncio.create_task(driver.run(), name=f"run {lease.run_id}")
         task.add_done_callback(lambda done: self._remove(lease.run_id, done))
@@ -187,8 +187,8 @@ class Coordinator:
         """Creates a run with its first deployment and starts driving it; returns its id.
 
         Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``trust-refused`` (because of
-        the aggregation), ``batch-too-small`` (naming the smallest n), or ``wrong-state`` if another
-        run has this id.
+        the aggregation) or ``batch-too-small`` (which names the smallest n). Raises RemoteError
+        ``wrong-state`` if a run with another spec has this id.
         """
         if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
@@ -287,7 +287,7 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons open batches at the shuffler that this store, an older copy, does not have.
+        """Abandons the shuffler's open batches that this store lacks because it is an older copy.
 
         Nobody would count them, so no user should spend a report on them. The shuffler's list is
         read before the store. Every replica stores a batch before it deposits the batch, so a batch

@@ -21,7 +21,7 @@ from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
 STATUS_SECONDS = 10.0
-"""The longest wait for a status: a run then shows its batch's trouble within half a minute."""
+"""The longest wait for a status. It lets a run show its batch's trouble within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired before it was full"
@@ -87,7 +87,7 @@ class BatchExchange:
         Abandons an expired batch unless it is full. The next call tells what became of the batch.
 
         Raises BatchGoneError if the batch was abandoned or is lost. Raises LocalError
-        ``wrong-state`` if the shuffler's state of the batch is later than this store's.
+        ``wrong-state`` if the batch is acknowledged or erased at the shuffler: the store is old.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -133,7 +133,7 @@ class BatchExchange:
     async def fetch_and_open(
         self, row: DeploymentRecord, context: Context, timings: Timings
     ) -> OpenedBatch:
-        """Fetches a full batch's messages (the same bytes until acknowledged) and opens them.
+        """Fetches a full batch's messages (the same bytes at every try) and opens them.
 
         Raises BatchGoneError if the shuffler has lost or erased the messages. The shuffler has
         erased them if this store is an older copy and the newer store counted the batch. In that

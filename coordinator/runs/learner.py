@@ -23,7 +23,7 @@ from riffle.coordinator.store.transactions import Store
 
 @dataclass
 class RunLearner:
-    """The learner of a run. ``learner`` is in its present state, or None before a replay."""
+    """The learner of a run: ``learner`` after all counts so far, or None until it is replayed."""
 
     store: Store
     registry: Registry
@@ -42,8 +42,9 @@ class RunLearner:
         are not used and the deployment is issued again. Other counts are checked for lies.
         Suspicious counts of messages are marked for the operator, but the learner still uses them:
         otherwise one liar could stop every run and use up the run's users. Suspicious sums may be
-        the work of one dishonest report, which can set every counter to any value. So they are not
-        used, unless the promised fraction of reports without data would explain the counts.
+        the work of one dishonest report, which can set every counter to any value. So the learner
+        uses them only if they pass the test with d reports assumed to be without data, where d is
+        the number of dishonest reports that the guarantee allows.
         """
         if run.state != "running":
             return settlement
@@ -98,7 +99,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _current(self, run: RunRecord) -> Learner:
-        """Returns the learner in its present state. A manual learner is always replayed."""
+        """Returns the learner after all stored counts. A manual learner is always replayed."""
         if self.learner is None or run.spec.learner == MANUAL:
             learner = self.registry.build(run.spec)
             replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))

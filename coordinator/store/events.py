@@ -24,7 +24,7 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""Prefix of a notification that an operator stopped a run; all others are the run's id alone."""
+"""A notification that a run was stopped is this text and the run's id; others are the id alone."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """Seconds until waiters read a shared store again, because a notification may be lost."""

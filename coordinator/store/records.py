@@ -69,7 +69,8 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named`` has positions of failed messages, until the batch is acknowledged.
+    ``named`` has positions of failed messages. It is empty before the batch is settled, and after
+    it is acknowledged.
     """
 
     run_id: str

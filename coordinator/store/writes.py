@@ -196,7 +196,10 @@ def _add_counts(connection: Connection, run_id: str, settlement: Settlement, now
 
 
 def add_true_values(connection: Connection, run_id: str, supplied: TrueValueSpec) -> None:
-    """Adds the true values that are not recorded yet; raises if one contradicts a record."""
+    """Adds the true values that are not recorded yet.
+
+    Raises RemoteError ``unknown-deployment``, or ``wrong-state`` if a value contradicts a record.
+    """
     table, missing = schema.true_values, {each.deployment: each.value for each in supplied.values}
     query = select(_deployments.c["index"]).where(_deployments.c.run_id == run_id)
     unknown = missing.keys() - set(connection.execute(query).scalars())
