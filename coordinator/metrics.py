@@ -1,8 +1,8 @@
 """The coordinator's metrics and journal. They show batches and sums, never single reports.
 
 Counters and histograms count the work of this process. Gauges of runs, batches, messages and
-epsilon are read from the store (`Census`). Every replica shows the same numbers there, so over
-replicas take such a gauge's maximum, not its sum. No label names a run or a batch.
+epsilon are read from the store (`Census`). These gauges are equal on all replicas, so do not add
+them up; take the maximum over replicas. No label names a run or a batch.
 
 The journal (`common.process.journal`) names no user, no lease of a slot and no node. Its field
 ``detail`` is one sentence about a run: the text of one of Riffle's own errors, which the run's

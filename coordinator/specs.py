@@ -158,11 +158,12 @@ class RunSpec(Document):
 def declaring(
     options: Mapping[str, Any], support: Support | None, homogeneous: bool | None
 ) -> dict[str, Any]:
-    """Returns a spec's ``support``, ``homogeneous`` and ``options``.
+    """Returns a spec's fields ``support``, ``homogeneous`` and ``options``, by name.
 
-    The option ``homogeneous`` (true or false) replaces the declared value. The option ``support``
-    (false) drops the declared support. All other options are the learner's. Raises ValueError if
-    ``support`` is not true or false.
+    ``support`` and ``homogeneous`` are what the environment declares. If ``options`` has
+    "homogeneous", its value (true or false) replaces the declared one. If ``options`` has "support"
+    with the value false, the declared support is dropped. All other options are the learner's.
+    Raises ValueError if the option "support" is not true or false.
     """
     own = {"homogeneous": bool(homogeneous), "support": True, **options}
     counted = own.pop("support")

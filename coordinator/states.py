@@ -1,7 +1,7 @@
 """The states of a run, a deployment and an analyzer key: one table each.
 
 A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
-Two kinds of events keep the state: an acknowledgement, and the repetition of a key's last event.
+Some events keep the state: an acknowledgement, and a repeated activation or erasure of a key.
 
 A deployment is
 
@@ -11,7 +11,7 @@ A deployment is
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
 - rejected: too many reports were dishonest, or the counts of a batch of sums show lies; its spend
   is committed, but its counts are not used;
-- abandoned: given up, or lost by the shuffler, before it was opened, so it spent nothing.
+- abandoned: given up, or lost by the shuffler, before any message was opened, so it spent nothing.
 
 The shuffler erases a counted or rejected batch only after the coordinator has acknowledged it.
 
@@ -24,9 +24,10 @@ An analyzer key is
 
 A run lease is one holder's right to drive a run. It has a fence: a number that grows by one with
 each new lease of the run. A lease is held for some time and then expires. Even then, its holder
-may write, and may renew the lease, until another holder takes the run under the next fence (or the
-same one, after a restart). Then the first lease is lost for good. The store records no state of a
-lease, because fence and time in the lease's row show the state (`coordinator.store.transactions`).
+may write, and may renew the lease, until somebody takes the run under the next fence: another
+holder, or the same holder after a restart. Then the first lease is lost for good. The store records
+no state of a lease, because the fence and the time in its row show the state
+(`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
-    """Base of all models. A record is accepted for a model, and an array for a list of numbers."""
+    """Base of all models. A record can stand for a model, and an array for a list of numbers."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -77,9 +77,10 @@ class Mixture(Answer):
 class Noise(Answer):
     """The noise of a batch, by kind (`common.protocol.descriptor.NoiseDocument`).
 
-    ``bernoulli``: each user adds ``bits`` bits to each counter, each 1 with probability p =
-    p_numerator / 2**p_log2. ``flips``: a user flips each bit with probability p. ``laplace``: noise
-    is symmetric, with Pr[z + 1] / Pr[z] = p for z >= 0. ``binomial``: it sums ``bits`` fair bits.
+    Let p = p_numerator / 2**p_log2. ``bernoulli``: each user adds ``bits`` bits to each counter;
+    each bit is 1 with probability p. ``flips``: each user flips each bit with probability p.
+    ``laplace``: noise is symmetric, with Pr[z + 1] / Pr[z] = p for z >= 0. ``binomial``: noise is
+    the sum of ``bits`` fair bits.
     """
 
     kind: NoiseKind

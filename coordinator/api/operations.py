@@ -129,7 +129,7 @@ async def list_keys(keys: access.KeysPart) -> models.Keys:
 
 @keys_router.post("", status_code=201)
 async def make_key(keys: access.KeysPart) -> KeyRecord:
-    """Makes a pending key, or returns the present pending key."""
+    """Makes a pending key, or returns the pending key if there is one already."""
     return await in_thread(keys.make)
 
 

@@ -33,7 +33,10 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress. ``trouble`` is what this replica's driver says, or None."""
+    """Presents a run and its progress.
+
+    ``trouble`` is the trouble that this replica's driver of the run has, or None.
+    """
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     if progress["stage"]:
@@ -129,7 +132,7 @@ def conservation_model(
 ) -> models.RunConservation:
     """Presents what became of messages at both services, for each batch and in total.
 
-    At the shuffler, accepted = held + forwarded + dropped. If the batch is counted or rejected,
+    At the shuffler, accepted = held + forwarded + dropped. If a batch is counted or rejected,
     forwarded = opened + failed = n L.
     """
     by_index = {spend.index: spend for spend in spends}

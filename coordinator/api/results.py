@@ -37,7 +37,10 @@ _TRUE_VALUES = {
 async def show_history(
     run_id: str, store: StorePart, after: Annotated[int, Query(ge=0, le=MAX_EXACT)] = 0
 ) -> models.History:
-    """Returns the events so far. To go on, send the last number to the stream (Last-Event-ID)."""
+    """Returns the events so far.
+
+    To get later events, follow the stream with the last event's number as Last-Event-ID.
+    """
     await in_thread(store.run, run_id)
     events = await in_thread(store.events, run_id, after)
     return models.History(events=events)

@@ -178,7 +178,7 @@ async def show_conservation(
 ) -> models.RunConservation:
     """Returns what became of every message, batch by batch; asks the shuffler for its records.
 
-    Clients that ask often can select deployments: ``limit`` at most, from index ``first`` on.
+    Clients that ask often can select at most ``limit`` deployments, from index ``first`` on.
     """
     _, rows, spends = await in_thread(store.run_records, run_id)
     rows = rows[first : first + limit]
@@ -210,8 +210,8 @@ async def follow_events(
     """Sends events until the run is over or the service stops; resume with Last-Event-ID."""
     while True:
         signal = signals.signal(run_id)
-        # Read before the events: if the run is over, its last event is among them. Only a restored
-        # older store may lack this event; then the stream ends without it.
+        # The state is read before the events. So if the run is over, its last event is read, too.
+        # Only a restored older store may lack this event; then the stream ends without it.
         over = (await in_thread(store.run, run_id)).state != "running"
         for event in await in_thread(store.events, run_id, last_event_id):
             last_event_id = event.id
