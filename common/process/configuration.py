@@ -1,7 +1,7 @@
 """Settings of a role: environment variables with the role's prefix, checked before the role starts.
 
 The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
-The environment takes precedence over the file. Relative paths in the file start at its folder.
+The environment takes precedence over the file. Relative paths in it start at the file's folder.
 """
 
 import difflib
@@ -59,9 +59,9 @@ class RoleSettings(BaseSettings):
         return [cls.prefix() + name.upper() for name in cls.model_fields]
 
     def hex_value(self, name: str) -> bytes:
-        """Returns the 32 bytes of a setting: hexadecimal text, or a file that holds such text.
+        """Returns the 32 bytes of a setting, given as hexadecimal text or as a file of such text.
 
-        Raises LocalError ``invalid-spec`` if neither is set, and the errors of `hex_file`.
+        Raises LocalError ``invalid-spec`` if neither is set. Also raises the errors of `hex_file`.
         """
         text, file = getattr(self, name, None), getattr(self, f"{name}_file")
         variable = self.prefix() + name.upper()

@@ -209,7 +209,7 @@ class Head(HeadFolder):
 
 
 def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engine:
-    """Returns an engine of the database at ``url``, with its tables.
+    """Returns an engine of the database at ``url``; creates the tables if the database is empty.
 
     With ``head``, as at a service's start, checks the whole database and compares its number with
     that head. Raises LocalError ``unavailable`` if the database is out of reach, is damaged, has

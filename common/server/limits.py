@@ -28,12 +28,12 @@ from riffle.common.server.service import problem_answer, token_of
 BURST_SECONDS = 10.0
 
 FAILURES_PER_SECOND = 100.0
-"""All callers together may fail this many authentications a second, or ten times it at once."""
+"""All callers together may fail this many authentications a second; at once, ten times as many."""
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A bucket that gains ``rate`` tokens a second, up to ``burst``. Its calls share a clock."""
+    """A bucket that gains ``rate`` tokens a second, up to ``burst``."""
 
     rate: float
     burst: float
@@ -43,7 +43,8 @@ class TokenBucket:
     def take(self, amount: float, now: float) -> float:
         """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
-        An amount above ``burst`` is taken once the bucket is full; the bucket is then below zero.
+        ``now`` is in seconds; all calls must read it from the same clock. An amount above ``burst``
+        is taken once the bucket is full; the bucket is then below zero.
         """
         saved = self.burst if math.isnan(self._tokens) else self._tokens
         self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
@@ -137,9 +138,9 @@ class FailedAttempts:
 
     @contextmanager
     def attempt(self, token: str) -> Iterator[None]:
-        """Opens a context in which the caller checks ``token``.
+        """Opens a context for the code that checks ``token``.
 
-        The check must raise RemoteError ``unauthorized`` if the token is not valid. The context
+        The code must raise RemoteError ``unauthorized`` if the token is not valid. The context
         raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
         """
         name = hash_token(token)
