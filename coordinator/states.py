@@ -6,8 +6,8 @@ Some events keep the state: an acknowledgement, and a repeated activation or era
 A deployment is
 
 - issued: recorded with its descriptor's bytes, and perhaps already deposited;
-- open: the shuffler has it and takes reports;
-- sealed: it holds n distinct reports;
+- open: the shuffler has its descriptor and takes reports;
+- sealed: its batch holds n distinct reports;
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
 - rejected: too many reports were dishonest, or the counts of a batch of sums show lies; its spend
   is committed, but its counts are not used;

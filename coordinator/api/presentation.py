@@ -35,7 +35,8 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
     """Presents a run and its progress.
 
-    ``trouble`` is the trouble that this replica's driver of the run has, or None.
+    ``trouble`` says why the run's driver cannot go on. It is None if the driver can go on, or if
+    the driver is not in this replica.
     """
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}

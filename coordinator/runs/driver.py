@@ -1,6 +1,6 @@
 """Carries out one run: for each batch, deposit, wait, fetch, open, settle, acknowledge.
 
-A driver holds no state that a crash could lose. It changes something only while it has the run's
+A driver holds no state that must survive a crash. It changes something only while it has the run's
 lease (`coordinator.store.transactions`). Each turn reads the run's first unfinished deployment from
 the store and does the one step that the deployment's state needs; `coordinator.runs` lists the
 steps. Every step may be repeated, so a crash costs at most one step.

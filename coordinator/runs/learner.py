@@ -43,8 +43,8 @@ class RunLearner:
         Suspicious counts of messages are marked for the operator, but the learner still uses them:
         otherwise one liar could stop every run and use up the run's users. Suspicious sums may be
         the work of one dishonest report, which can set every counter to any value. So the learner
-        uses them only if they pass the test with d reports assumed to be without data, where d is
-        the number of dishonest reports that the guarantee allows.
+        uses them only if they pass the check when d reports are assumed to be without data, where
+        d is the number of dishonest reports that the guarantee allows.
         """
         if run.state != "running":
             return settlement
