@@ -8,18 +8,18 @@ This is the central workflow of paper 000, Fig. 2. Users trust the coordinator a
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. Against everyone else, the
-noisy counts are (epsilon, beta)-DP for replacing one user. Replacing one user moves at most
-``cells`` counters up by one and ``cells`` down. Each of these counters has the losses of its noise
-(`common.accounting.binomial`), and the accountant composes these exactly. The proof needs:
+noisy counts are (epsilon, beta)-DP for replacing one user. Replacing one user increases at most
+``cells`` counters by one and decreases at most ``cells`` by one. `common.accounting.binomial` gives
+the privacy losses of one changed counter; the accountant composes them exactly. The proof needs:
 
 1. *Independent noise* on every counter.
 2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
 3. *Nothing else is shown.* Even the number of dummies would reveal the sum of the counts.
 
 Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
-variables. A geometric variable G counts the uniform 32-bit words below the integer q 2^32, up to
-the first word that is not below it. So Pr[G >= k + 1] / Pr[G >= k] is exactly q, and no logarithm
-or exponential is rounded. Binomial(N, 1/2) noise is the number of ones among N random bits.
+variables. A geometric variable G is the number of uniform 32-bit words before the first that is at
+least the integer q 2^32. So Pr[G >= k + 1] / Pr[G >= k] is exactly q, and no logarithm or
+exponential is rounded. Binomial(N, 1/2) noise is the number of ones among N random bits.
 """
 
 import numpy as np
@@ -71,14 +71,14 @@ def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> In
 
 
 def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
-    """The analyzer's part, last step: returns unbiased counts (C,), without the noise's mean."""
+    """The analyzer's part, last step: returns counts (C,) minus the noise's mean, so unbiased."""
     return np.asarray(sums - noise.mean(1))
 
 
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
     """Returns geometric draws G (size,): Pr[G >= k] = q**k with q = numerator / 2**32.
 
-    Each draw counts the random words before the first that is not below ``numerator``.
+    Each draw is the number of random words before the first that is at least ``numerator``.
     """
     draws = np.zeros(size, dtype=np.int64)
     going = np.arange(size)

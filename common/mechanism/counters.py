@@ -17,8 +17,8 @@ dummy, which counts nothing, is the index after the last counter.
 The environment's owner may declare a support: the possible transitions. Then only transitions,
 visits and rewards that the support allows have counters, in the same order. The support is public
 and must never come from people's episodes. An episode outside the support has no encoding: its
-report has noise only, as after a failed episode. So an episode never moves more counters with a
-support than without, and the guarantee holds even if the declaration is false.
+report has noise only, as after a failed episode. So a support never makes an episode change more
+counters, and the guarantee holds even if the declaration is false.
 """
 
 import math
@@ -193,11 +193,11 @@ class CounterLayout:
 
     @property
     def cells(self) -> int:
-        """The most counters that replacing one user moves up by one; at most as many move down.
+        """The most counters that replacing one user increases by one, or decreases by one.
 
-        Every family has one symbol per step, so replacing an episode moves at most one counter up
-        and one down for each family and step in scope. The accountant relies on this number
-        (`account`).
+        An episode increments at most one counter for each family and step in scope. If another
+        episode replaces it, at most one such counter falls and at most one rises. The accountant
+        relies on this number (`common.accounting.account`).
         """
         return len(self.shapes) * self.layers
 

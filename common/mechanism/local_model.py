@@ -10,10 +10,10 @@ nobody.
   n reports, (S - n f) / (1 - 2 f) is an unbiased count, with variance n f (1 - f) / (1 - 2 f)**2.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever anybody else
-does. This holds against everyone, also against the shuffler and the analyzer together. Between two
-episodes, at most ``cells`` bits rise and at most ``cells`` fall. Each of these bits has the loss
-log((1 - f) / f) or its negative (`common.accounting.binomial.step_losses`); bits that agree have no
-loss. The proof needs:
+does. This holds against everyone, also against the shuffler and the analyzer together. If another
+episode replaces the user's, at most ``cells`` bits change from 0 to 1, and at most ``cells`` from 1
+to 0. A changed bit has the privacy loss log((1 - f) / f) or its negative
+(`common.accounting.binomial.step_losses`); the other bits have no loss. The proof needs:
 
 1. *Independent flips.* They are independent of each other and of the data.
 2. *Fixed length.* Every report has C bits.

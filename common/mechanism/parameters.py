@@ -17,7 +17,7 @@ and no accountant has to trust a rounding of p.
 
 **Padding** fixes the number of messages of a report. If this number varied, it would tell everyone
 who sees the upload something about the user's data. Data and noise have separate slots. Only noise
-is ever dropped, and whether it is dropped does not depend on the data.
+is ever dropped (if it has too few slots), and whether it is dropped does not depend on the data.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Flips:
 
     @property
     def term(self) -> float:
-        """The b of Bernstein's bound (`BatchNoise`): the largest size of a debiased centred bit."""
+        """Bernstein's b (`BatchNoise`): the most that a debiased bit can differ from its mean."""
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
@@ -168,9 +168,9 @@ class FairBits:
 
 CentralNoise = Laplace | FairBits
 BatchNoise = Noise | Flips | CentralNoise
-"""Noise of a batch. If V is its variance and b its ``term``, a counter's centred noise exceeds s in
-size with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein). The same bound holds for
-sums of independent counters, with their variances added."""
+"""Noise of a batch. Let V be its variance and b its ``term``. A counter's noise is off its mean by
+more than s with probability at most 2 exp(-s**2 / (2 V + 2 b s / 3)) (Bernstein). The same bound
+holds for a sum of independent counters if V is the sum of their variances."""
 
 
 @dataclass(frozen=True, slots=True)

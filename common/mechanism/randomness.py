@@ -2,8 +2,8 @@
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and tests, and a deployed node refuses it. The key of a stream says what a draw is
-for, such as (run, batch, slot, purpose), and never depends on the order of arrival.
+for experiments and tests, and a deployed node refuses it. It is a stream with a key. The key says
+what the draws are for, such as (run, batch, slot, purpose), and never depends on who came first.
 
 `draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes. A
 counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by
@@ -99,7 +99,7 @@ def bernoulli(randomness: Randomness, mean: float) -> int:
 
 
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
-    """Returns an index drawn by cumulative probabilities (X,), exact to 2**-53."""
+    """Returns a random index. Its cumulative probabilities are ``cumulative`` (X,), to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 

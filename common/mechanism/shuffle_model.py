@@ -13,8 +13,8 @@ beta)-DP for replacing one user, with the numbers that `common.accounting.accoun
 needs four facts:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts. A message with a user's sum would show whether the sum has both data and
-   noise.
+   of the C noisy counts. If a message held a user's sum of data and noise instead, the sums would
+   reveal more than the counts do.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
    ever dropped. The probability of a drop depends on noise alone and is charged to beta.

@@ -23,7 +23,7 @@ from riffle.common.mechanism.parameters import BatchNoise, Flips, Noise, Padding
 from riffle.common.mechanism.randomness import Randomness
 
 Report = npt.NDArray[np.integer[Any]]
-"""A report before it is sealed: its messages' symbols (L * count,); in `sums`, a vector (C,)."""
+"""A report before it is sealed: the `Symbols` of its L messages or, in `sums`, a vector (C,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def encode(
     randomness: Randomness,
     word_bits: int | None = None,
 ) -> Report:
-    """The user's part: returns one report. ``word_bits`` is the word size of a summed batch."""
+    """The user's part: returns one report. ``word_bits`` is the size of a word (`sums` only)."""
     match noise:
         case Noise() if word_bits:
             return sums.encode(layout, noise, word_bits, episode, randomness)
