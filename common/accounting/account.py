@@ -35,17 +35,17 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Limits that keep arrays in memory and doubles finite. A descriptor has at most 3,000 cells."""
+"""Up to these limits, arrays fit into memory and doubles are finite. Descriptors stay far below."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEvent:
     """A batch of n reports over `counters` counters.
 
-    Replacing one user moves at most `cells` counters up by one and at most `cells` down by one. Up
-    to `dishonest_fraction` of the reports carry no noise. If the batch is summed
+    Replacing one user increases at most `cells` counters by one and decreases at most `cells` by
+    one. Up to `dishonest_fraction` of the reports carry no noise. If the batch is summed
     (`common.mechanism.sums`), `word_bits` is the size of a counter's word, and a report's noise
-    needs no room in messages. If the batch is not summed, `word_bits` is None.
+    needs no slots. If the batch is not summed, `word_bits` is None.
     """
 
     noise: BatchNoise
@@ -63,10 +63,10 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """A bound eta on the probability that any report has too few noise slots (`binomial`).
+        """A bound eta on the probability that some report has too few noise slots (`binomial`).
 
-        In a summed batch, eta bounds the probability that, on any counter, the sum of n users' data
-        and noise exceeds the counter's word.
+        In a summed batch, eta bounds the probability that some counter's word is too small for the
+        sum of n users' data and noise.
         """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots
@@ -85,8 +85,8 @@ class Account:
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
     `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and
     `expected_ones` describe one counter's noise if all n reports are honest.
-    `expected_ones_per_report` is the expected number of noise messages among the `messages` of one
-    report.
+    `expected_ones_per_report` is the expected number of noise bits that are 1 in one report, over
+    all counters; it is 0 for central noise.
     """
 
     epsilon_lower: float
@@ -126,7 +126,7 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
 
 
 def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
-    """Returns `cells` pairs of moves, one up and one down, under the noise of `honest` reports."""
+    """Returns `cells` moves up and `cells` down, under the noise of `honest` reports."""
     match noise:
         case Noise():
             return Moves(honest * noise.bits, noise.p, cells)

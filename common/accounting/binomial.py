@@ -13,10 +13,10 @@ r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
 
 b is computed from the r(y) alone (b(y) / b(y - 1) = exp r(y)) and then normalised, so no gamma
 function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded once; the
-relative error of a mass is at most `mass_error`. With D = `TAIL_EXPONENT`, outcomes farther from N
-p than w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) are left out. By Bernstein's inequality, their
-mass is at most exp(-D) on each side. Upper bounds count this mass as infinite loss; lower bounds
-ignore it.
+relative error of a mass is at most `mass_error`. Outcomes farther than w from the mean N p are left
+out: w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D), D = `TAIL_EXPONENT`. By Bernstein's inequality,
+their mass is at most exp(-D) on each side. Upper bounds count this mass as infinite loss; lower
+bounds ignore it.
 
 This module analyses the protocol of paper 000 (section V, appendix D). It uses the distribution
 itself where the paper uses Chernoff bounds and the constant 96.

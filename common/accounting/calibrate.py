@@ -18,9 +18,9 @@ epsilon, or about 0.1 % more noise.
 10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This
 tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is at most epsilon' / 4. If n
 <= tau, each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit with p = tau
-/ (2 n). The split of epsilon assumes that replacing one user moves one cell in each layer and
-family. In fact it moves two cells, so the papers' own composition gives 2 epsilon. But the constant
-96 is so large that the exact guarantee, which `account` computes, is far below epsilon.
+/ (2 n). The split of epsilon assumes that replacing one user changes one counter in each layer and
+family. In fact it changes two, so the papers' own composition gives 2 epsilon. But the constant 96
+is so large that the exact guarantee, which `account` computes, is far below epsilon.
 
 **Shuffle, conference.** Paper 003, section V, has the same noise, but does not split beta over the
 counters: every counter gets beta' = beta.
@@ -30,15 +30,16 @@ counters: every counter gets beta' = beta.
 q = f / (1 - f), this noise has exactly the same losses as flips, so it gives the same (epsilon,
 beta). Its variance per user is 2 q / (1 - q)**2. The variance of flips is f (1 - f) / (1 - 2 f)**2
 = q / (1 - q)**2, half as much, because flips only need to hide a bit. So Riffle always uses flips.
-(Flipping ones and zeros with different probabilities would save 6 % at epsilon = 1 with one pair of
-cells, and more at larger epsilon. But the variance would depend on the data.)
+(Flipping ones and zeros with different probabilities would save 6 % of the variance at epsilon = 1
+if one user changes one pair of bits, and more at larger epsilon. But the variance would depend on
+the data.)
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
-the smaller variance. If few cells move, the choice is Laplace noise, which needs no beta. If many
-cells move, the choice is binomial noise: a discrete form of the Gaussian mechanism with exact
-accounting and exact draws. At epsilon = 1 and beta = 1e-5, the variance for one pair of cells is
-7.8 with Laplace noise and 28.8 with binomial noise. For six pairs it is 276 with Laplace noise and
-167 with binomial noise.
+the smaller variance. If one user changes few counters, the choice is Laplace noise, which needs no
+beta. If one user changes many, the choice is binomial noise: a discrete form of the Gaussian
+mechanism with exact accounting and exact draws. At epsilon = 1 and beta = 1e-5, the variance for
+one pair of changed counters is 7.8 with Laplace noise and 28.8 with binomial noise. For six pairs
+it is 276 with Laplace noise and 167 with binomial noise.
 """
 
 from __future__ import annotations
@@ -140,8 +141,9 @@ def calibrate(
     `account.epsilon_upper` says what this noise guarantees. The aggregation "sums" has the same
     noise as "messages" and no padding, so it ignores `max_messages`.
 
-    Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
-    noise bits, or if epsilon is too small for the accountant. Raises ValueError for other faults.
+    Raises CalibrationError if a report would need more than `max_messages` messages, MAX_DRAWS
+    noise bits or 32-bit words ("sums"), or if epsilon is too small for the accountant. Raises
+    ValueError for other faults.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -286,7 +288,7 @@ def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
     """
     check_guarantee(epsilon, beta)
     least = _least_ratio(cells, epsilon, beta)
-    # f = q / (1 + q), rounded up to a multiple of 2^-32: more flips hide at least as much.
+    # f = q / (1 + q), rounded up to a multiple of 2^-32: a larger f gives no less privacy.
     flips = Flips(min(-(-least * SCALE // (SCALE + least)), SCALE // 2 - 1))
     # For beta below `loss_curve.SMALLEST_DELTA`, the bound is loose, and tiny changes of f move it.
     while loss_curve.epsilon([moves_of(flips, 1, cells)], beta) > epsilon:
@@ -318,7 +320,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 
 @lru_cache(maxsize=4096)
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
-    """Returns the smallest q 2^32 at which `cells` pairs of moves (`Steps`) are (epsilon, beta)-DP.
+    """Returns the least q 2^32 for which `cells` moves each way (`Steps`) are (epsilon, beta)-DP.
 
     The search is over the scale b, where q = exp(-1 / b), because epsilon is nearly a power of b.
     """

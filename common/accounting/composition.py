@@ -39,7 +39,7 @@ MOST_CHOICES = 64
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     """Returns the guarantee of several batches for users who appear in one of them (parallel).
 
-    The guarantee holds for the smallest dishonest fraction of these batches. For no batches, it is
+    Its dishonest fraction is the smallest of the given guarantees. For no batches, the guarantee is
     (0, 0).
     """
     if not guarantees:
@@ -104,9 +104,10 @@ def _not_dominated(group: Collection[BatchEvent]) -> list[BatchEvent]:
 
 
 def _dominates(weak: BatchEvent, strong: BatchEvent) -> bool:
-    """Returns whether ``strong`` has at least ``weak``'s noise, and at most its cells and overflow.
+    """Returns whether ``weak`` certainly gives no more privacy than ``strong``.
 
-    Adding noise is post-processing, so ``weak`` then gives no more privacy than ``strong``.
+    This is so if ``weak`` has the same noise or less, and at least the cells and overflow of
+    ``strong``: adding noise is post-processing.
     """
     one, other = (moves_of(event.noise, event.honest, 1) for event in (weak, strong))
     if isinstance(one, Moves) and isinstance(other, Moves) and one.p == other.p:

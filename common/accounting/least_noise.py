@@ -1,4 +1,4 @@
-"""Searches for the least noise that the accountant accepts for an (epsilon, beta).
+"""Searches for the least noise that the accountant accepts for a guarantee (epsilon, beta).
 
 Epsilon falls like 1 / sqrt(variance), and faster if counters are almost empty. The last two trials
 predict the next value to try; a bracket of one failing and one sufficient value corrects a bad
@@ -7,7 +7,7 @@ prediction. The returned value has been checked.
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
 8): noise of variance sigma^2 on a vector of L2 sensitivity S is (epsilon, delta)-DP if and only if
 Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) - epsilon sigma / S) <= delta.
-Here `cells` counters move up by one and `cells` down by one, so S = sqrt(2 cells).
+Here `cells` counters rise by one and `cells` fall by one, so S = sqrt(2 cells).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root, or the nearer end, by bisection: `scipy.optimize` takes 0.2 s to load."""
+    """Returns the root, or the nearer end, by bisection. Loading `scipy.optimize` takes 0.2 s."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle
@@ -93,7 +93,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
-    """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP, or None."""
+    """Returns the k <= 2^31 of the least p = k / 2^32 for which N bits suffice, or None."""
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)
     return smallest(
@@ -104,10 +104,10 @@ def needed_numerator(N: int, cells: int, target: float, beta: float, guess: floa
 def smallest(
     value: Callable[[int], float], target: float, guess: int, limit: int, resolution: int
 ) -> int | None:
-    """Returns the smallest x in 1..limit with value(x) <= target, or None; value falls with x.
+    """Returns the smallest x in 1..limit with value(x) <= target; None if there is none.
 
-    The answer is too large by less than max(1, x / 2^resolution). For the returned x, value(x) has
-    been computed and is <= target.
+    value(x) must fall as x grows. The answer is too large by less than max(1, x / 2^resolution).
+    For the returned x, value(x) has been computed and is <= target.
     """
     low, high = 0, limit + 1
     x, points = min(max(guess, 1), limit), list[tuple[float, float]]()

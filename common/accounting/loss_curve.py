@@ -1,15 +1,16 @@
-"""Bounds epsilon and delta of one user's moves by composing the losses of all these moves.
+"""Bounds epsilon and delta of replacing one user, by composing the losses of all changed counters.
 
-Replacing one user moves at most `cells` counters up by one and at most `cells` down by one, and all
-counters carry independent noise. With the others' data fixed, the two outputs are product
-distributions. So the loss is a sum of independent losses, `cells` of them up and `cells` down
-(`binomial`). Fewer moves are a post-processing of `cells` moves each way, so they are covered.
+Replacing one user increases at most `cells` counters by one (moves up) and decreases at most
+`cells` by one (moves down). All counters carry independent noise. With the other users' data fixed,
+the two outputs are product distributions. So the loss is a sum of independent losses, of `cells`
+moves up and `cells` down (`binomial`). Fewer moves are a post-processing of `cells` moves each way,
+so they are covered.
 
 Both directions. For a mechanism M, neighbours D and D', and any set E, delta must bound Pr[M(D) in
 E] - e^epsilon Pr[M(D') in E], also with D and D' exchanged. The exchange turns every move up into a
-move down, and the reverse. `cells` of each remain, so the two directions have the same loss
-distribution, and one delta covers both. (A move up and a move down have different losses. So
-composing 2 * cells moves up, the default of some libraries, is wrong.)
+move down, and every move down into a move up. There are `cells` of each again, so the two
+directions have the same loss distribution, and one delta covers both. (A move up and a move down
+have different losses. So composing 2 * cells moves up, the default of some libraries, is wrong.)
 
 `convolution` puts the losses on a grid, tilts them, and multiplies powers of their discrete Fourier
 transforms of length M. Every error is counted on the safe side:
@@ -78,7 +79,7 @@ noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 c
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""A tilt is replaced, at most 4 times, if its errors are above exp(14) times the best tilt's."""
+"""A tilt is replaced, at most 4 times, if its errors exceed exp(14) times the best tilt's errors."""
 
 DOTS = 2**14
 """Grid length M for `connect_the_dots`, whose error is of order Delta^2 for a grid step Delta."""
