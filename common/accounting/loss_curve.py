@@ -79,7 +79,7 @@ noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 c
 SMALLEST_DELTA = 1e-15
 
 AMPLIFICATION, RETRIES = 14.0, 4
-"""A tilt is replaced, at most 4 times, if its errors exceed exp(14) times the best tilt's errors."""
+"""A tilt is replaced, at most 4 times, if its errors exceed e^14 times the best tilt's errors."""
 
 DOTS = 2**14
 """Grid length M for `connect_the_dots`, whose error is of order Delta^2 for a grid step Delta."""

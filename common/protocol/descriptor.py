@@ -175,7 +175,7 @@ class BatchDescriptor(Document):
     """A batch. ``test_seed``, if given, seeds noise and other draws, so the noise protects nobody.
 
     ``support`` and ``homogeneous`` repeat the environment's declaration: which transitions are
-    possible, and whether all steps are alike. Only learners use ``homogeneous``.
+    possible, and whether all steps are alike. ``homogeneous`` changes no report.
     """
 
     version: Literal[1] = 1
@@ -372,7 +372,7 @@ def serialize(descriptor: BatchDescriptor) -> bytes:
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed`` naming the field."""
+    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed`` with the field."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:
@@ -384,7 +384,7 @@ def parse(data: bytes) -> Context:
 
 
 def _check_members(members: list[tuple[str, Any]]) -> None:
-    """Refuses an object that has a member twice: another parser could take the other value."""
+    """Refuses an object that has a member twice: another parser may take its other value."""
     if len(dict(members)) < len(members):
         raise RemoteError("malformed", "descriptor: an object has a member twice")
 

@@ -132,7 +132,7 @@ def read_refusal(
     """Returns the error for an unsuccessful answer.
 
     A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
-    becomes a RemoteError, unless the status is temporary. Then, and for any other answer (a proxy's
+    becomes a RemoteError. If the status is temporary, or the answer is anything else (a proxy's
     page, a redirection, half a document, another service's answer), the error is LocalError
     ``unavailable``. ``peer`` names the sender in the error's sentence. ``retry_after`` is the
     Retry-After header.
@@ -151,7 +151,7 @@ def read_refusal(
 
 
 def foreign_answer(peer: str, status: int) -> str:
-    """Returns the sentence about an answer that did not come from Riffle."""
+    """Returns the sentence that says that an answer did not come from ``peer``."""
     return (
         f"a server that is not {peer} answered with status {status}: "
         "a proxy in between, or another service?"

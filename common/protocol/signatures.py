@@ -48,7 +48,7 @@ def verify_countersign(public_key: bytes, digest: bytes, batch_key: bytes, signa
 def _verify(public_key: bytes, message: bytes, signature: str, role: str) -> None:
     try:
         data = bytes.fromhex(signature)
-        # `bytes.fromhex` also accepts blanks and capitals. They give b"", which does not verify.
+        # `bytes.fromhex` also accepts blanks and capitals. Such text becomes b"" and is refused.
         data = data if data.hex() == signature else b""
         Ed25519PublicKey.from_public_bytes(public_key).verify(data, message)
     except (InvalidSignature, ValueError) as error:

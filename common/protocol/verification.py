@@ -104,7 +104,7 @@ def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEve
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor whose noise gives less than ``required`` or less than its promise.
+    """Refuses a descriptor whose noise gives less privacy than ``required`` or than it promises.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
     ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises the
