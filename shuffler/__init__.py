@@ -4,7 +4,7 @@ It collects reports until a batch has n of them, each from another user. It remo
 seals, permutes all their messages and hands the messages to the analyzer. The shuffler never sees a
 plaintext message, and the analyzer never sees who sent which message or when. If the batch's
 aggregation is ``sums``, each report is a public key and a masked vector. Then the shuffler hands
-over the sum of all vectors, and the keys, permuted.
+over the sum of all vectors and the permuted keys.
 
 The path of a report:
 

@@ -156,7 +156,7 @@ class Shuffler:
             raise
         self.callers.reports(node_id, len(leases), clock())
         opened, cipher = await self._open_reports(batch, leases, sealed)
-        del body, sealed  # frees memory: the opened reports need as much again
+        del body, sealed  # halves the memory: ``opened`` has copies
         summary = await self._store.write(
             leasing.store_reports, batch_id, node_id, opened, cipher, self.now
         )
@@ -307,7 +307,7 @@ class Admission:
         return await self._cached(batch_id, batch_rows.find, batch_id)
 
     async def _cached(self, key: str, query: Callable[[Connection, str], T], argument: str) -> T:
-        # Taken before the read: if a change comes during the read, the answer counts as outdated.
+        # `version` is read first: if a change comes during the query, the answer is outdated.
         version, now = self._changes.version, self._clock()
         answer, version_read, time_read = self._entries.get(key, (None, None, 0.0))
         if version != version_read or now >= time_read + CACHE_SECONDS:

@@ -200,7 +200,7 @@ class BatchLifecycle:
     # End and erasure
 
     async def acknowledge(self, batch_id: str, sha256: str, failed: Sequence[int]) -> BatchStatus:
-        """Erases a batch that the analyzer has received; counts failed messages against nodes.
+        """Erases a batch that the analyzer has received; counts failed messages of each node.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
         claims, without proof, that these did not open or named no counter. So the coordinator may
@@ -256,7 +256,7 @@ class BatchLifecycle:
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch whose secret is lost; returns how many still have their secret.
+        """Gives up every batch whose secret is lost; returns how many batches still have theirs.
 
         Raises LocalError ``unavailable`` if a secret exists but cannot be read.
         """
@@ -313,7 +313,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Returns ``present``, or refuses ``data``: a second descriptor could tell nodes apart."""
+    """Returns ``present``; refuses other ``data``: a second descriptor could tell nodes apart."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

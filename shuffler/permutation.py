@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Keystream:
-    """AES-256-CTR as a source of random bytes. Use a key for one purpose: it makes one stream."""
+    """AES-256-CTR as a source of random bytes. A key makes one stream: use it for one purpose."""
 
     def __init__(self, key: bytes) -> None:
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()

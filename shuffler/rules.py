@@ -10,7 +10,7 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its time for an episode is no longer than the operator allows, because a lease lasts even longer;
 - its analyzer key is pinned, if the operator has pinned any;
 - the operator allows its trust model and its aggregation;
-- its epochs are as long as the operator's, and its own epoch is the present one or the next;
+- its epochs are as long as the operator's, and its own epoch is the current one or the next;
 - n is at least the operator's smallest, and neither hand-over nor report is too large;
 - it asks for seeded noise only if the operator allows that for tests (``TEST_ENTRY``);
 - it lets one owner's nodes hold no more slots than the operator allows;
@@ -212,8 +212,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 
     ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
     has a live lease elsewhere, with which an episode may be running. Both cases get the same
-    refusal. Only a node that has room gets this refusal. So a node that tries out ids may spend a
-    slot on each.
+    refusal. Only a node that has room gets this refusal. So a node that tries out ids, to learn who
+    has reported, may spend a slot on each id.
     """
     if room.free_slots < 1:
         return "batch-full"

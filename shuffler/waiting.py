@@ -24,7 +24,7 @@ IDLE_RECHECK_SECONDS = 5.0
 """Seconds until all other waiters check again. Their check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Most checks a second of all waiters together. If there are many, each checks less often."""
+"""Most checks a second of all waiters together. If many wait, each checks less often."""
 
 
 class Budget:
@@ -49,9 +49,9 @@ class Budget:
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
         """Yields a function that takes an amount at each call.
 
-        The end of the context gives all back. At the limit, the function takes nothing and
-        immediately raises LocalError ``too-many-requests``, because waiting here would only move
-        the queue.
+        The end of the context gives back all that was taken. At the limit, the function takes
+        nothing and immediately raises LocalError ``too-many-requests``, because waiting here would
+        only move the queue.
         """
         held = 0
 

@@ -1,8 +1,8 @@
 """Batches in the store: deposit, state, status, hand-over, erasure.
 
 Every function takes a connection inside a transaction; the caller commits. A function checks
-everything before it changes anything. Each is safe to repeat: a retry after a lost answer finds the
-work done.
+everything before it changes anything. A function is safe to repeat: a retry after a lost answer
+finds the work done.
 """
 
 from collections.abc import Mapping, Sequence

@@ -51,7 +51,7 @@ def lease_slots(
 ) -> LeaseReply:
     """Returns, for each distinct user in ``wanted``, a slot or the reason why the user gets none.
 
-    A lease lasts for the batch's time for an episode and ``life`` seconds more. If the batch is
+    A lease lasts ``life`` seconds longer than an episode of this batch may take. If the batch is
     full or over, all users are refused and none is looked up. Raises RemoteError ``unauthorized``
     for a revoked node, or ``unknown-batch``.
     """

@@ -109,7 +109,7 @@ def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
     )
     free = disk_usage(Path(connection.engine.url.database or "").parent).free + pages * size
     if needed + promised + LEAST_FREE_BYTES > free:
-        # No other number: `promised` and `free` change with every report of other batches.
+        # The detail must not give `promised` or `free`: each report of another batch changes them.
         detail = f"the batch needs {needed} bytes of the shuffler's disk, which has not enough room"
         raise LocalError("unavailable", detail, retry_after=60)
 
@@ -124,7 +124,7 @@ def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
 
 
 def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> None:
-    """Stores the sum of no reports. This takes all the disk that the sum will need."""
+    """Stores a sum of zeros. This takes all the disk that the sum will need."""
     sealed = cipher.encrypt(0, _empty(batch).tobytes())
     connection.execute(insert(sums).values(batch_id=batch.batch_id, sealed=sealed))
 
@@ -140,7 +140,7 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
 
 
 class UploadKeys:
-    """The keys E of an upload's reports. Knows which of them accepted reports have used."""
+    """The keys E of an upload's reports. Knows which keys accepted reports have used already."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher

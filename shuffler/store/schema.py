@@ -56,7 +56,7 @@ users = Table(
     # The newest lease, which may be over or deleted. No other lease of the user is live, or has
     # reported in the same epoch.
     Column("lease", String(32), nullable=False),
-    # `bars_until` of the last reported lease that a lease of a later epoch has replaced, or 0.
+    # `bars_until` of the last report under a lease that has been replaced since, or 0.
     Column("barred_until", BigInteger, nullable=False, server_default=text("0")),
 )
 
@@ -83,7 +83,7 @@ batches = Table(
     Column("next_slot", BigInteger, nullable=False, default=0),
     Column("sealed_at", BigInteger),
     Column("messages_sha256", String(64)),
-    # Counts of messages handed over and of accepted reports dropped; the event that abandoned it.
+    # Messages handed over, accepted reports dropped, and the event that abandoned the batch.
     Column("forwarded", BigInteger, nullable=False, default=0),
     Column("discarded", BigInteger, nullable=False, default=0),
     Column("ended_by", String(16)),

@@ -3,9 +3,9 @@
 A user belongs to the owner of the node that named them, and reports once for this owner, over all
 batches and runs, or once an epoch. The store knows users by `user_key`, so the same id at another
 owner is another user. So owners cannot find or lock out others' users. A user's newest lease shows
-whether the user has reported. A lease that has reported is replaced only in a later epoch; the
-user's row then keeps the end of the earlier epoch. So a user has one row for all epochs. The row
-and the newest lease outlive their batch.
+whether the user has reported. If so, only a lease of a later epoch replaces it, and the user's row
+keeps the end of that report's epoch. So a user has one row for all epochs. The row and the newest
+lease outlive their batch.
 
 The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
 and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.

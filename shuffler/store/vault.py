@@ -70,7 +70,7 @@ class Vault:
         self._directory = directory
         self._cipher = cipher
         try:
-            for folder in (directory.parent, directory):  # mkdir sets only the last one's mode
+            for folder in (directory.parent, directory):  # mkdir sets only the last folder's mode
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
