@@ -12,9 +12,9 @@ except those of its seals.
 - Failures: an environment's error is discarded, because it may hold the user's data. The report
   then carries noise only. A report of an episode outside the batch's declared support also carries
   noise only.
-- Randomness: a deployed node draws from the system's CSPRNG. With ``test_entry=True``, a node
-  draws for a batch with a ``test_seed`` from streams keyed by (run, batch, slot, purpose). So the
-  batch's counts do not depend on which node served a slot, or when.
+- Randomness: a deployed node draws from the system's CSPRNG. If a batch has a ``test_seed``, a node
+  with ``test_entry=True`` draws from streams keyed by (run, batch, slot, purpose). So the batch's
+  counts do not depend on which node served a slot, or when.
 """
 
 import math
@@ -109,7 +109,10 @@ def play(
     randomness: Randomness,
     layout: CounterLayout | None = None,
 ) -> Episode:
-    """As `run_episode`, but raises errors. Only for simulations: errors may hold user data."""
+    """Runs a policy as `run_episode` does, but raises errors.
+
+    Only simulations may call it, because errors may hold user data.
+    """
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)
     actions = np.empty(H, dtype=np.int64)

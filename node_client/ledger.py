@@ -117,7 +117,7 @@ epochs."""
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a person may spend over all batches: epsilon at beta."""
+    """The largest epsilon that a person may spend over all batches, at this beta."""
 
     epsilon: float
     beta: float
@@ -247,7 +247,7 @@ def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> Non
     """Stores in ``file``, open as ``database``, 31 bits of a digest of ``key``.
 
     ``key`` is the key of `users.opaque_id` for the users in this file. Does nothing if ``key`` is
-    None. Raises LocalError ``wrong-state`` if the file has a digest of another key, with which
+    None. Raises LocalError ``wrong-state`` if the file has a digest of another key. With a new key,
     everybody would be a new user.
     """
     if key is None:

@@ -18,7 +18,7 @@ to other users. Then its users' noise is missing, but nothing else about these u
 
 If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
 charge stays even if the user gives up. Whether a report holds an episode is as private as the
-episode itself. So a report of noise costs as much.
+episode itself. So a report of noise costs as much as any other report.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class UserLease:
         return self.row.steps[-1][2] if self.row.steps else None
 
     def act(self, step: int, state: int) -> int:
-        """Returns the action of this user's policy: the same one each time.
+        """Returns the action of this user's policy. A repeated call returns the same action.
 
         Raises LocalError ``wrong-size`` for a step or state that does not exist.
         """
@@ -237,7 +237,7 @@ class Participant(AsyncExitStack):
                 await finish([held.delivery for held in leases if held.delivery], DRAIN_SECONDS)
 
     async def lease(self, user: str) -> UserLease:
-        """Returns a user's lease: the same one until the report is sent, even after a restart.
+        """Returns a user's lease. It stays the same until the report is sent, even after a restart.
 
         ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
         `opaque_id` of this id. A person takes part once, or once an epoch if the settings

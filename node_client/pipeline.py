@@ -111,7 +111,7 @@ class ReportTiming:
     def most_users(
         self, L: int, now: float, left: float = math.inf, episode_seconds: int = 0
     ) -> int:
-        """Returns how many more users may be asked at ``now``; the batch ends after ``left`` s."""
+        """Returns how many more users may be asked now. The batch ends ``left`` seconds later."""
         if self.is_too_slow(L) or now < self.retry_at or left <= episode_seconds:
             return 0
         # A lease ends with its batch.
@@ -144,7 +144,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's seconds: the descriptor's, and ``share`` of the rest of ``left``."""
+        """Returns an episode's time limit: d + share * max(0, left - d). The descriptor gives d."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 

@@ -165,7 +165,7 @@ class Runner:
             await asyncio.to_thread(self.pipeline.users.replace_unasked, listed or {})
         except LocalError as error:
             JOURNAL.problem("users-file", error)
-            if error.slug == "unavailable":  # of the record of users: try again next turn
+            if error.slug == "unavailable":  # the record of users failed: try again next turn
                 self._users_version = None
                 self._users_file_failures += 1
             return

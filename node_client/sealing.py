@@ -30,7 +30,7 @@ LEAST_CHUNK = 36_000
 MOST_CHUNK = 48_000
 TASK_MESSAGES = 1_500
 MESSAGE_BYTES = 50
-"""About the size of a sealed message. The sizes of vectors are given in such messages, too."""
+"""About the size of a sealed message. A vector's size is given as a number of such messages."""
 _BREAKS_IN_A_ROW = 3
 
 

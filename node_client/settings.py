@@ -188,7 +188,7 @@ class Settings(configuration.DemandSettings):
         return None if file is None else configuration.hex_file(f"{PREFIX}USERS_KEY_FILE", file)
 
     def ledger(self) -> PersonalLedger | None:
-        """Returns the ledger or, if there is none, None. Raises LocalError if it is unusable."""
+        """Returns the ledger, or None if the owner has none. Raises the errors of its `check`."""
         if self.ledger_file is None or self.lifetime_epsilon is None:
             return None
         folder = self.ledger_head_dir or (self.users_key_file or self.credentials_file).parent

@@ -11,7 +11,7 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
   not take longer than the owner allows;
 - the owner allows its trust model and aggregation, whatever its guarantee is;
 - if it lets a person report once an epoch, the owner allows epochs as short as these, and the
-  batch's epoch is the present one or the next;
+  batch's epoch is the current one or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
 - if it declares that all steps are alike, this environment does not declare that they differ;

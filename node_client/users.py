@@ -1,9 +1,9 @@
 """A durable list of a node process's users. It records who was asked, so nobody is asked twice.
 
-A user is one person: one episode and one report over all runs, or one an epoch if the owner allows
-epochs. Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If
-the node then crashes, it never asks that user again (with epochs: not before the next epoch). The
-slot's lease expires, and the shuffler gives the slot to somebody else.
+A user is one person, with one episode and one report over all runs, or in each epoch if the owner
+allows epochs. Before a node runs a user's episode, it marks the user as asked, in a synced
+transaction. If the node then crashes, it never asks that user again (with epochs: not before the
+next epoch). The slot's lease expires, and the shuffler gives the slot to somebody else.
 
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
@@ -60,7 +60,7 @@ def opaque_id(key: bytes, user: str) -> str:
 class Users:
     """The users of all nodes of one process, safe to use from several threads.
 
-    ``listed`` maps node ids to user ids; None means users who are simulated, or named by an app.
+    ``listed`` maps node ids to user ids. It is None if users are simulated or named by an app.
     ``key`` is the key of `opaque_id`. ``ledger`` is the owner's ledger, if people have a lifetime
     limit. The column ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises
     LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it, and

@@ -1,11 +1,11 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own environments or another package's. The package has an entry
-  point in the group ``riffle.environments``: a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own environments, or one from another package. That package has an
+  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
-- ``file.py:make`` is a callable of the same kind in a Python file. The parameter ``folder``
-  (default: the working directory) names the file's folder. So the id does not reveal where the file
-  is.
+- ``file.py:make`` is a callable ``make`` in a Python file, which returns an `Environment`. The
+  parameter ``folder`` (default: the working directory) names the file's folder, so that the id does
+  not reveal it.
 
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
 sizes are fixed, the given sizes must equal them.

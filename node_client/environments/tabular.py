@@ -332,8 +332,9 @@ def random_mdp(sizes: Sizes, seed: int) -> TabularMDP:
 
 
 def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
-    """Draws an MDP with layers of ``widths`` (X_0, ..., X_H), X_0 = X_H = 1, one step a layer.
+    """Draws an MDP whose step h leads from layer h to layer h + 1; layer h has widths[h] states.
 
+    ``widths`` is (X_0, ..., X_H) with X_0 = X_H = 1.
     P_h(. | x, a) ~ Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are
     numbered from 0 in every layer, and X = max X_h. A state that a layer does not have is never
     reached. In the arrays, it leads to state 0. Raises ValueError if ``widths`` are not such
@@ -342,7 +343,7 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
     H, W, A = len(widths) - 1, max(widths), actions
-    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # 1.0: of the Dirichlet
+    generator = generator_for(seed, "LayeredMDP-v0", *widths, A, "1.0")  # Dirichlet(1.0)
     P = np.zeros((H, W, A, W))
     P[..., 0] = 1.0
     for h in range(H):
