@@ -115,7 +115,7 @@ def account(event: BatchEvent, beta: float) -> Account:
 
 
 def check_batch(cells: int, counters: int, beta: float) -> None:
-    """Raises ValueError unless 1 <= cells <= counters, within limits, and 0 < beta < 1."""
+    """Raises ValueError unless 1 <= cells <= counters, both within limits, and 0 < beta < 1."""
     if not 1 <= cells <= counters:
         got = f"cells={cells}, counters={counters}"
         raise ValueError(f"cells must be 1 to the number of counters, got {got}")

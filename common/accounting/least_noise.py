@@ -93,7 +93,10 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
-    """Returns the k <= 2^31 of the least p = k / 2^32 for which N bits suffice, or None."""
+    """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP.
+
+    Returns None if even p = 1/2 does not.
+    """
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)
     return smallest(

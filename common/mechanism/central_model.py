@@ -71,7 +71,7 @@ def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> In
 
 
 def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
-    """The analyzer's part, last step: returns counts (C,) minus the noise's mean, so unbiased."""
+    """The analyzer's part, last step: returns the counts (C,) minus the noise's mean."""
     return np.asarray(sums - noise.mean(1))
 
 

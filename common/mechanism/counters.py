@@ -135,7 +135,7 @@ def _states(listed: tuple[int, ...], X: int) -> Ints:
 class CounterLayout:
     """The counters of a batch in order.
 
-    Raises ValueError if ``layer`` is not a step, or where `possible_cells` raises it.
+    Raises ValueError if ``layer`` is not a step, or as `possible_cells` does.
     """
 
     sizes: Sizes
@@ -193,11 +193,11 @@ class CounterLayout:
 
     @property
     def cells(self) -> int:
-        """The most counters that replacing one user increases by one, or decreases by one.
+        """The most counters that replacing one user can increase, or can decrease, by one.
 
-        An episode increments at most one counter for each family and step in scope. If another
-        episode replaces it, at most one such counter falls and at most one rises. The accountant
-        relies on this number (`common.accounting.account`).
+        An episode increments at most one counter for each family and step in scope. So if another
+        episode replaces it, at most one counter of each family and step falls, and at most one
+        rises. The accountant relies on this number (`common.accounting.account`).
         """
         return len(self.shapes) * self.layers
 

@@ -99,7 +99,7 @@ def bernoulli(randomness: Randomness, mean: float) -> int:
 
 
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
-    """Returns a random index. Its cumulative probabilities are ``cumulative`` (X,), to 2**-53."""
+    """Returns a random index in 0..X-1 with ``cumulative`` probabilities (X,), exact to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 

@@ -210,7 +210,7 @@ def _fault(environment: Any) -> str | None:  # noqa: ANN401
 
 
 def _declaration_fault(environment: Any) -> str | None:  # noqa: ANN401
-    """Returns what is wrong with a declaration. Raises ValueError if its support does not fit."""
+    """Returns what is wrong with a declaration, or None. Raises the errors of `possible_cells`."""
     declaration: Any = declaration_of(environment)
     if not isinstance(declaration, Declaration):
         return f": its declaration must be a Declaration, not {declaration!r}"

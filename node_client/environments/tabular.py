@@ -250,8 +250,8 @@ class BanditEnvironment:
     """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
 
     xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). For a random
-    user, the bit is Bernoulli(E[clip(r*(a) + xi, 0, 1)]). `mdp` holds these means, and V* is the
-    largest of them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
+    user, the bit's mean is E[clip(r*(a) + xi, 0, 1)]. `mdp` holds these means, and V* is the largest
+    of them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -305,7 +305,7 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the law (S, 2^C) of the next occupancy from channels' chances (S, C) to be busy."""
+    """Returns the next occupancy's law (S, 2^C), given each channel's chance (S, C) to be busy."""
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 

@@ -55,7 +55,7 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Returns whether the error is one of disk, lock or connection, which concerns all jobs."""
+    """Returns whether the error concerns all jobs: an error of disk, lock or connection."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )
