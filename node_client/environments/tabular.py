@@ -250,8 +250,8 @@ class BanditEnvironment:
     """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
 
     xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). For a random
-    user, the bit's mean is E[clip(r*(a) + xi, 0, 1)]. `mdp` holds these means, and V* is the largest
-    of them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
+    user, the bit's mean is E[clip(r*(a) + xi, 0, 1)]. `mdp` holds these means; V* is the largest of
+    them. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
