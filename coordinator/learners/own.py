@@ -1,16 +1,16 @@
 """External learners: the base class and tools for writing them, and the wrapper that runs them.
 
 `OwnLearner` does what every `Learner` needs: it counts the episodes left, checks that counts belong
-to the present deployment, and holds the answer so far. The author writes two methods:
+to the deployment it asked for, and holds the answer so far. The author writes two methods:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
-`next_deployment` must depend only on what `observe` has seen, because it is called more than once.
-After a crash, a fresh learner gets the same counts again and must ask for the same deployments. So
-`problem.seed` must key all draws. Counts are private already, so any use of them is post-processing
-and costs no privacy.
+`next_deployment` is called more than once, so it must depend only on what `observe` has seen. After
+a crash, a fresh learner gets the same counts again and must ask for the same deployments. So every
+random draw must be keyed by `problem.seed`. Counts are private already, so any use of them is
+post-processing and costs no privacy.
 
 `ExternalLearner` runs such a learner, or any other external learner, and reports each of its
 mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
@@ -77,7 +77,7 @@ class OwnLearner(ABC):
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Checks the counts and subtracts their episodes from ``left``. Call it before learning.
 
-        Raises LearnerError if the counts are not those of the present deployment.
+        Raises LearnerError if the counts are not those of `next_deployment`.
         """
         present = self.next_deployment()
         if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
@@ -126,7 +126,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns policies (M, H, X): for each action, one that only takes it; then random ones."""
+        """Returns policies (M, H, X): A that each repeat one action, then ``count`` random ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -134,7 +134,7 @@ class OwnLearner(ABC):
         return np.concatenate([always, random])
 
     def improve(self, counts: BatchCounts) -> None:
-        """Estimates a model from counts, and makes its best policy, with its value, the answer.
+        """Estimates a model from counts. The model's best policy and its value are the new answer.
 
         If the environment declares that all steps are alike, counts are summed over steps.
         """
@@ -143,13 +143,14 @@ class OwnLearner(ABC):
 
 
 def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, FloatArray]:
-    """Estimates P (H, X, A, X) and r (H, X, A) from a batch of all layers (Eq. 7, then ratios).
+    """Estimates P (H, X, A, X) and r (H, X, A) from a batch that counts all layers.
 
-    With ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
+    Eq. 7 of paper 000 makes the counts consistent; then P and r are ratios of counts. With
+    ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
 
     Visits below one standard deviation of their noise are raised to this deviation, so that noise
-    on a rarely visited pair does not look like a reward. Visits below 1 are raised to 1. Rows of P
-    may then sum to less than one. The missing probability leads to no state.
+    on a rarely visited (x, a) does not look like a reward. Visits below 1 are raised to 1. Rows of
+    P may then sum to less than one. The missing probability leads to no state.
 
     Raises LearnerError if the batch counted only one layer, and so no rewards.
     """
@@ -278,7 +279,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 
 
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
-    """Refuses all but integer arrays of valid actions; NumPy would cut decimals off."""
+    """Refuses all but integer arrays of valid actions, because NumPy would cut off decimals."""
     shape = (sizes.H, sizes.X)
     wanted = f"{method}: a policy must be an array {shape} of integers (dtype=int)"
     if not isinstance(policies, np.ndarray):
@@ -291,5 +292,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _is_int(value: object, below: int | None = None) -> bool:
-    """Returns whether this is a Python int, for JSON; if `below` is given, also in 0..below-1."""
+    """Returns whether a value is a Python int (as JSON needs) and, given `below`, in 0..below-1."""
     return type(value) is int and (below is None or 0 <= value < below)

@@ -55,9 +55,9 @@ LEAST_GROWTH = 1.1
 class Registry:
     """The learners that this coordinator can run.
 
-    ``files`` maps names to ``path/file.py:Class``; simulations also give the class itself.
+    ``files`` maps names to ``path/file.py:Class`` or, in simulations, to the class itself.
 
-    Raises LocalError ``invalid-spec`` if a file cannot be used, or if another learner has the name.
+    Raises LocalError ``invalid-spec`` if a file cannot be used, or if a name is already taken.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: f
 def _sufficient_K(
     problem: Problem, check: Callable[[Problem], object], factor: float
 ) -> int | None:
-    """Returns a larger K, rounded up to two digits, with large enough batches; None if not found.
+    """Returns a larger K (two digits, then zeros) with large enough batches; None if not found.
 
     Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
     and the length of the first stage may be fixed. So only a K that was tried is returned.
@@ -196,8 +196,8 @@ def pe(problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
     `pe` is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE. On the
-    services, nodes add noise all the same, so the run is as private as its batches. Only the
-    learner does not know of the noise.
+    services, nodes still add noise, so the run is as private as its batches. Only the learner does
+    not know of the noise.
     """
     silent = replace(problem, noise=lambda n, layer: 0.0)
     return SDPPE(silent, _replace(CONSTANTS[constants], options))
@@ -253,9 +253,9 @@ def sdp_pe_in(learner: Learner) -> SDPPE | None:
 
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
-    """Returns sizes and layers of the batches that a learner will ask for, as far as is known.
+    """Returns sizes and layers of the batches that a learner is already known to ask for.
 
-    Layer 0 stands for every single layer. SDP-PE's exploiting batch is left out.
+    Layer 0 stands for any batch that counts one layer. SDP-PE's exploiting batch is left out.
     """
     if isinstance(learner, UCBVIShuffle):
         return learner.batches
@@ -269,10 +269,10 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 class ManualLearner(OwnLearner):
     """A `Learner` whose deployments come from outside, one at a time, through `submit`.
 
-    Its run is over when K episodes were executed, including those of batches that were not counted.
-    Its answer is the most probable policy of the mixture whose estimated value has the largest
-    lower bound. Whoever submits deployments sees only counts that are already private, so choosing
-    deployments costs no privacy.
+    The coordinator ends the run when K episodes were executed, including those of batches that were
+    not counted. The answer is the most probable policy of the mixture whose estimated value has the
+    largest lower bound. Whoever submits deployments sees only counts that are already private, so
+    choosing deployments costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:
