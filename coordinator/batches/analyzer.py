@@ -6,7 +6,7 @@ batch of n reports of L messages, the analyzer checks that opened + failed = n L
 
 Only sums and the positions of failed messages leave this module. The positions are for the
 shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
-says nothing about a sender. Nothing else may show whether one certain message failed. Otherwise
+says nothing about a sender. Nothing else may show whether a particular message failed. Otherwise
 somebody could change a ciphertext and learn whether it still opens.
 """
 
@@ -44,7 +44,7 @@ class OpenedBatch:
     """An opened batch's histogram (C + 1,), noise included (`common.mechanism.workflow.count`).
 
     ``opened`` is the number of counted messages. ``failed`` is the number of messages that did not
-    open, or named no counter. ``named`` has the positions of up to `MAX_NAMED` of these.
+    open, or named no counter. ``named`` has the positions of up to `MAX_NAMED` failed messages.
     """
 
     histogram: Ints
@@ -105,8 +105,8 @@ class Analyzer:
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
 
-        Raises LocalError ``unavailable`` if this coordinator lacks the key. This does not end the
-        run, because a restart with the right folder of keys repairs it.
+        Raises LocalError ``unavailable`` if this coordinator lacks the key. This error does not end
+        the run, because a restart with the right folder of keys repairs it.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -126,7 +126,7 @@ class Analyzer:
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
         """Opens a batch of sums: subtracts all masks from the sum of the masked vectors.
 
-        No report can fail to open. Worker processes get the reports' keys and return sums of masks.
+        Every such report opens. Worker processes get the reports' keys and return sums of masks.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
@@ -186,7 +186,7 @@ def open_messages(
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
     """Returns the histogram that may leave the analyzer: with added noise if trust is ``central``.
 
-    Noise comes from the system's CSPRNG or, in a seeded batch, from a generator with that seed.
+    Noise comes from the system's CSPRNG or, in a seeded batch, from its test seed.
     """
     noise = descriptor.batch_noise
     if not isinstance(noise, CentralNoise):

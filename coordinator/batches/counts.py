@@ -1,12 +1,12 @@
 """Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
-Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits of 1 at
+Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits that are 1 at
 (h, x, a) in a batch of n episodes of a mixture pi. So the sum of R over all (h, x, a), divided by
 n, is an unbiased estimate of V^pi, whatever the environment's dynamics. Its error has two parts.
 Each part has a bound that holds with probability 1 - delta / 2:
 
 - sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
-- noise: the entries of R have independent noise, whose variances sum to V. The noise is a sum of
+- noise: the entries of R have independent noise, whose variances sum to V. Each noise is a sum of
   centred terms of size at most b. So with l = log(4 / delta), Bernstein's bound is
   (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n.
 
@@ -24,17 +24,17 @@ deviation from each equation:
   cell better;
 - total: all transitions of a batch sum to n times the number of counted steps. Reports without data
   make this sum smaller;
-- start: visits at step 0 are n draws from the declared start;
+- start: the states at step 0 are n draws from the declared start distribution;
 - visits: if visits have counters of their own, they equal the transitions' sums over x';
-- negative: no transition is counted fewer than zero times;
+- negative: no transition count is below zero;
 - rewards: 0 <= R(x, a) <= N(x, a), where N(x, a) are the visits.
 
 Let a deviation have variance V and be a sum of terms of size at most b. By Bernstein's inequality,
 it exceeds r in size with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), whoever the users
 are. A union bound over all tests of the batch gives `CountCheck.chance`. This bound needs only the
-noise's variance and largest term. So it holds for every environment that has the declared start,
-every choice of families, one layer or all, and every trust model. The tests do not find lies that
-form whole episodes, or lies smaller than the noise (docs/security.md gives numbers).
+noise's variance and largest term. So it holds for every environment that has the declared start
+distribution, every choice of families, one layer or all, and every trust model. The tests do not
+find lies that form whole episodes, or lies smaller than the noise (docs/security.md gives numbers).
 """
 
 import math
@@ -58,8 +58,8 @@ TINY = 1e-12  # added to variances: without noise, as in simulations, they may b
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
 
-    This is the last step of the analyzer in `common.mechanism.workflow`: it drops the dummies,
-    subtracts the noise's mean, and computes families that were not sent from those that were
+    This is the last step of the analyzer in `common.mechanism.workflow`. It drops the dummies and
+    subtracts the noise's mean. Families without counters are computed from those with counters
     (`coordinator.learning.learner`).
 
     Raises ValueError unless the histogram has one entry more than the batch has counters.
@@ -105,9 +105,10 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 
 @dataclass(frozen=True, slots=True)
 class CountCheck:
-    """The test that the counts fail worst, and their deviation in standard deviations.
+    """The test that a batch's counts fail worst.
 
-    ``chance`` bounds the probability that honest reports deviate this far in at least one test.
+    ``deviation`` says by how many standard deviations. ``chance`` bounds the probability that
+    honest reports deviate this far in at least one test.
     """
 
     test: str
@@ -127,8 +128,8 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
     """Tests a batch's counts for lies, as the module's docstring explains.
 
-    ``d1`` (X,) is the declared start. Up to ``without_data`` reports may hold noise alone; the part
-    of a deviation that such reports explain does not count.
+    ``d1`` (X,) is the declared start distribution. Up to ``without_data`` reports may hold noise
+    alone; the part of a deviation that such reports explain does not count.
     """
     tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0
@@ -144,7 +145,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
 
 
 def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
-    """Subtracts 0 to 1 times ``effect`` from each deviation, so that the rest is smallest."""
+    """Subtracts from each deviation the part of ``effect`` that leaves the smallest rest."""
     return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
 
 

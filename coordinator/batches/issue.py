@@ -2,7 +2,7 @@
 
 `common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
 ``shuffle``, each user adds b Bernoulli bits to each counter, and the honest users add at least
-honest_reports(n, gamma) * b of these bits. With ``local`` and ``central``, the noise does not
+honest_reports(n, gamma) * b of these bits. With ``local`` and ``central``, the calibration does not
 depend on n. A user is in one batch of one run (with epochs: in one batch an epoch), so every batch
 may spend the whole budget. Within an epoch, a run's spend is the largest of its batches' spends,
 not their sum.
@@ -35,15 +35,16 @@ from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
 
 MAX_BATCH_BYTES = 1 << 30
-"""The most bytes that the shuffler may hand over for a batch; also its own limit's default."""
+"""The most bytes of messages that a batch may have. The shuffler's own limit has this default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """An issued deployment: index, the learner's step, descriptor (parsed and as bytes), spend.
+    """A deployment issued as a batch, with its descriptor (parsed and as bytes) and its spend.
 
-    The spend is recomputed from the descriptor, not taken from the calibration. If a batch is
-    abandoned and its deployment is issued again, the step stays the same.
+    ``index`` numbers the run's batches, and ``step`` the learner's deployments. If a batch is
+    abandoned and its deployment is issued again, the step stays the same. The spend is recomputed
+    from the descriptor, not taken from the calibration.
     """
 
     index: int
@@ -104,10 +105,10 @@ class Issuer:
     epoch_seconds: int | None = None
 
     def expires_at(self, seconds: int) -> int:
-        """Returns the end of a batch that is issued now and may be open for ``seconds``.
+        """Returns the expiry of a batch that is issued now and may be open for ``seconds``.
 
-        With epochs, the returned time is at most the end of the next epoch, because the shuffler
-        takes no batch of a later epoch.
+        With epochs, the batch expires before the next epoch ends, because the shuffler takes no
+        batch of a later epoch.
         """
         now = int(self.clock())
         epoch = Epoch.of(now, self.epoch_seconds)

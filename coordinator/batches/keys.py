@@ -29,7 +29,7 @@ USABLE: tuple[KeyState, ...] = ("active", "expired")
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key without its private half. It entered its state at ``since``, seconds since 1970."""
+    """A key without its private half. ``since`` is when its state began, in seconds since 1970."""
 
     id: str
     public: str
@@ -105,7 +105,7 @@ class KeyRing:
         return self._privates.get(public)
 
     def make(self) -> KeyRecord:
-        """Makes a pending key, or returns the pending one, so that a retry makes no second key."""
+        """Returns the pending key; makes one if there is none. So a retry makes no second key."""
         with self._lock():
             records = self.records()
             pending = [record for record in records if record.state == "pending"]
@@ -116,7 +116,7 @@ class KeyRing:
             return new
 
     def activate(self, identifier: str) -> KeyRecord:
-        """Makes a pending key active; the active key expires. A repeated call changes nothing.
+        """Makes a pending key active; the key active so far expires. A second call changes nothing.
 
         Raises RemoteError ``not-found``, or ``wrong-state`` if the key is expired or erased.
         """

@@ -111,7 +111,7 @@ class ShufflerClient:
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """Returns a sealed batch's messages: ``size`` bytes that are the same until acknowledged.
+        """Returns a sealed batch's messages, ``size`` bytes: the same bytes until acknowledged.
 
         Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """
