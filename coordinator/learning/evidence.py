@@ -1,7 +1,7 @@
 """Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has n_i episodes and a weight w_i, by one of two rules. m is the number of visits that the
-rule expects, and sigma_i^2 is the variance of the noise on a transition count:
+Batch i has n_i episodes, and one of two rules gives its weight w_i. m is the number of visits that
+the rule expects, and sigma_i^2 is the variance of the noise on each of its transition counts:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
@@ -9,8 +9,8 @@ rule expects, and sigma_i^2 is the variance of the noise on a transition count:
              that may follow (h, x, a).
 
 Either weight is the share of a count's variance that comes from sampling. The weight is near one if
-there are many visits, and near m over the noise's variance if noise dominates. With `visits`, a
-batch that never goes to (h, x, a) adds no noise there.
+sampling dominates, and near m / (variance of the noise) if noise dominates. With `visits`, a batch
+that never goes to (h, x, a) adds no noise there.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Evidence:
 
     For Hs counted steps, `transitions` are (..., Hs, X, A, X), `visits` and `rewards` (..., Hs, X,
     A). `rewards` is None if rewards were not counted. `n` is the number of episodes counted at each
-    step. Each variance is that of the noise on one entry, and lacks the leading dimensions of the
-    counts. `possible` (Hs, X, A, X) is the support. `mixtures` has the one mixture that was
+    step. The variances are those of the noise on each count; their arrays lack the counts' leading
+    dimensions. `possible` (Hs, X, A, X) is the support. `mixtures` has the one mixture that was
     deployed for all steps, or one mixture for each step.
     """
 
@@ -68,9 +68,9 @@ class Evidence:
         )
 
     def conserve_flow(self) -> Evidence:
-        """Returns flow-consistent counts (`postprocess.conserve`), with visits summed over x'.
+        """Returns flow-consistent counts (`postprocess.conserve`). Visits are their sums over x'.
 
-        The result keeps the old variances. This is safe: the projection only lowers the true ones.
+        The result keeps the old variances. This is safe: the true variances are only lower.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:
@@ -163,7 +163,7 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
     """Adds k (H, X, A) pseudo-visits to counts T (..., H, X, A, X), but only to possible ones.
 
-    The pseudo-visits are distributed like the mean row over all steps.
+    Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken together.
     """
     total = T.sum(axis=-4, keepdims=True)
     row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)
@@ -173,8 +173,8 @@ def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray
 def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -> FloatArray:
     """Adds the rewards of k (H, X, A) pseudo-visits to reward sums R (..., H, X, A).
 
-    A pseudo-visit has the mean reward over all steps.
-    N are visits in the shape of R; s (H, X, A) is the standard deviation of the noise on N.
+    A pseudo-visit of (x, a) earns the mean reward of (x, a) over all steps. N are visits in the
+    shape of R; s (H, X, A) is the standard deviation of the noise on N.
     """
     noise = np.sqrt((s**2).sum(axis=-3, keepdims=True))
     visits = np.maximum(N.sum(axis=-3, keepdims=True), noise)

@@ -10,9 +10,9 @@ the absorbing state of paper 000, section III-B. The value of x-dagger is zero, 
 r has shape (H, X, A). `...` stands for leading dimensions of arrays.
 
 `compiled` uses numba to compile the loops of learners that plan in every episode. Without numba,
-plain Python runs the same code. numba's cache on disk compiles a function again only if the file
-that defines it has changed. So a compiled function uses only compiled functions and constants of
-its own file.
+plain Python runs the same code. numba caches compiled functions on disk, and compiles a function
+again only if the file that defines it has changed. So a compiled function uses only compiled
+functions and constants of its own file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def plan(P: FloatArray, r: FloatArray, d1: FloatArray) -> Plan:
 
 
 def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns the values (...) of policies (..., H, X). P and r are as in `plan`, and broadcast."""
+    """Returns the values (...) of policies (..., H, X); broadcasts P and r, shaped as in `plan`."""
     H, _, A = r.shape[-3:]
     taken = policy[..., None] == np.arange(A)
     rewards = (r * taken).sum(axis=-1)

@@ -103,7 +103,7 @@ def consistent(
 
 
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
-    """Returns E of Assumption 4: with probability 1 - delta, every noise is within E/4.
+    """Returns E of Assumption 4: with probability 1 - delta, noise on all counters is within E/4.
 
     Every counter's noise satisfies Bernstein's inequality P(|noise| > s) <= 2 exp(-s^2 / (2
     variance + 2 term s / 3)). A union bound over all `counters` counters gives E.
@@ -200,12 +200,12 @@ def leverage(possible: BoolArray) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
-    """Returns (B Sigma B')^-1 without building B. `mask` has the bytes of the support's mask.
+    """Returns (B Sigma B')^-1 without building B. `mask` is the support's mask as bytes.
 
-    For a vector v over tuples, let S v be its sums over the possible x' of each (h, x, a). With s
-    of `_share`, v' Sigma w = v'w - (S v)' diag(s) (S w). Row 0 of B has ones at step 0. Row (h, y)
-    has ones where step h - 1 enters y, and minus ones where step h leaves y. If a state cannot
-    occur, its row of B is zero; a one on the diagonal then keeps the matrix invertible.
+    Let v and w be vectors over tuples, and S v the sums of v over the possible x' of each (h, x,
+    a). With s of `_share`, v' Sigma w = v'w - (S v)' diag(s) (S w). Row 0 of B has ones at step 0.
+    Row (h, y) has ones where step h - 1 enters y, and minus ones where step h leaves y. If a state
+    cannot occur, its row of B is zero; a one on the diagonal then keeps the matrix invertible.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)
@@ -228,7 +228,7 @@ def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
 
 
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
-    """Returns P~ (..., X, A, X) from consistent counts of that shape; 0 in W or without visits."""
+    """Returns P~ from consistent counts (..., X, A, X). In W and without visits, P~ is 0."""
     visits = transitions.sum(axis=-1, keepdims=True)
     rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
     return np.where(W, 0.0, rows)

@@ -32,8 +32,8 @@ of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each b
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 
 Each block gets noise once, when it is complete. So S_t carries popcount(t) draws of noise. The
-variant adds fresh draws until there is one for each level. Then the noise on S_t has the same law
-for all t (Assumption 3.2 of 004); this costs variance and adds no privacy.
+variant adds fresh draws until S_t carries one for each level. Then the noise on S_t has the same
+law for all t (Assumption 3.2 of 004); this costs variance and adds no privacy.
 
 Levels: contribution i is in at most one block of each level with 2^j <= T, so in at most
 
@@ -185,15 +185,15 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
 
 
 def tree_levels(T: int) -> int:
-    """Returns how many blocks contain the first of T contributions. No other is in more blocks."""
+    """Returns how many blocks contain the first of T contributions. No other is in more."""
     return T.bit_length()
 
 
 class BinaryMechanism:
     """The Central Privatizer for T arrays of one shape; `variant` equalises the noise (Alg. 4).
 
-    The noise of a block is drawn when the block is complete. Then come the extra draws of the
-    variant for that t. `add` raises LearnerError after T contributions.
+    For each t, the noise of the block that t completes is drawn first, then the variant's extra
+    draws. `add` raises LearnerError after T contributions.
     """
 
     def __init__(

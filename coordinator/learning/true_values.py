@@ -7,10 +7,10 @@ pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-where n_j is the number of episodes executed. The bands of a run cover this run and all runs that
-executed at least as many episodes and whose specs differ from its spec only in id and seeds. A band
-is pointwise: the mean over these runs with a two-sided 95 % Student t interval. Over the episodes
-of one deployment, regret is taken as linear and value as constant.
+where n_j is the number of episodes executed for deployment j. A run's bands cover this run and all
+runs that executed at least as many episodes and have the same spec except for id and seeds. At each
+point, a band is the mean over these runs with a two-sided 95 % Student t interval. Within one
+deployment, regret is taken as linear in the episodes and value as constant.
 """
 
 from collections.abc import Sequence
