@@ -23,7 +23,7 @@ from riffle.coordinator.learning.planning import Floats, Ints, compiled
 
 PRACTICAL, AZAR, QIAO = 0, 1, 2
 NONE, LAPLACE, GAUSSIAN = 0, 1, 2
-AT_ONCE = 128  # the noise of so many users is drawn together: few enough for the cache
+AT_ONCE = 128  # users whose noise is drawn together: few enough for the cache
 
 
 class World(NamedTuple):
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
     """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
 
-    A state is drawn as the first whose cumulative sum exceeds a uniform number, or else the last.
+    A drawn state is the first whose cumulative sum exceeds a uniform number; if none, the last.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -177,7 +177,10 @@ def exploration(
 
 @compiled
 def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
-    """Writes the best actions for Q (X A,), and their V (X,); returns whether an action changed."""
+    """Writes the best actions for Q (X A,) to `policy`, and their values to V.
+
+    Returns whether an action changed.
+    """
     X, changed = len(policy), False
     A = len(Q) // X
     for x in range(X):
@@ -208,7 +211,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy is quick for many at once."""
+    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy draws many at once quickly."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
@@ -218,7 +221,7 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Writes the `total` of t contributions with noise to `released` (`BinaryMechanism.add`).
+    """Writes `total`, the sum of t contributions, with noise to `released` (`BinaryMechanism.add`).
 
     `blocks` (levels, C) has the noise of each level's last block; `noise` is that of the new block.
     """

@@ -21,7 +21,8 @@ Everything else is post-processing:
     noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
 
 Policy k uses the sum of k - 1 contributions. So at most K - 1 contributions are summed, and the
-tree has ceil(log2 K) levels. There are two sets of noise levels, named as in `privatizers`:
+Central Privatizer has ceil(log2 K) levels of blocks. There are two sets of noise levels, named as
+in `privatizers`:
 
 - `paper`: three families (transitions, visits, rewards) with the papers' Laplace noise.
 - `tight`: two families (transitions and rewards; visits are sums). Replacing one user changes 4 H
@@ -37,6 +38,7 @@ records it:
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
+  Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise as in `privatizers`.
   The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. For
   every N of interest, this minimum is H^2, and its square root is the H of the last term above.
 - `practical`: a constant times Bernstein's bonus with estimated variances, plus another constant

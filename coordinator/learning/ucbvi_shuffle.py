@@ -14,24 +14,26 @@ batches:
     run the remaining episodes with the policy without bonus
 
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
-visited equally often, batch 1 would visit each `first` sigma times at every step. So the noise sets
-the least batch sizes, and K sets the number of batches. Then all sizes are multiplied by one
-factor, so that the batches fill (1 - exploit_share) K.
+visited equally often, batch 1 would visit each of them `first` * sigma times at every step. So the
+noise sets the least batch sizes, and K sets the number of batches. Then all sizes are multiplied by
+one factor, so that the batches fill (1 - exploit_share) K.
 
 **Counts.** Each batch's counts are projected on the equations of flow. Batch i then has the weights
 w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the number of visits
 to (h, x, a) that batch i expects, and v_i is the variance of the noise on each of its transition
 counts. Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` * s
-pseudo-visits, distributed like the mean row over all steps. Here s is the standard deviation of the
-noise on the visits to (h, x, a). So steps share one estimate until their counts rise above the
-noise. If all steps are declared to be alike, counts are summed over steps instead.
+pseudo-visits. They are spread over x' as the visits of (x, a) are when all steps are taken
+together. Here s is the standard deviation of the noise on the visits to (h, x, a). So steps share
+one estimate until their counts rise above the noise. If all steps are declared to be alike, counts
+are summed over steps instead.
 
-**Bonus.** v_T is the variance of the noise on a sum of transitions, and v_R that on a sum of
-rewards. N counts visits and pseudo-visits, and is taken as at least s and at least 1:
+**Bonus.** v_T is the variance of the noise on a weighted sum of transition counts, and v_R on a
+weighted sum of rewards. N counts visits and pseudo-visits, and is taken as at least s and at least
+1:
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
-Transitions outside a declared support have v_T = 0, and X in w_i counts only possible successors.
+Transitions outside a declared support have v_T = 0, and the X of w_i counts only possible x'.
 
 The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second is the
 largest possible standard deviation of a mean of N reward bits.
@@ -98,7 +100,7 @@ class Estimate:
     v_R: FloatArray
 
     def optimistic(self, c: float) -> PolicyArray:
-        """Returns the greedy policy if Q has c times the bonus. The first action wins ties."""
+        """Returns the policy greedy in Q with c times the bonus. The first action wins ties."""
         (P, r), H = self.model, len(self.N)
         policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
         for h in reversed(range(H)):
