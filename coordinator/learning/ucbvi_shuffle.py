@@ -28,8 +28,7 @@ one estimate until their counts rise above the noise. If all steps are declared 
 are summed over steps instead.
 
 **Bonus.** v_T is the variance of the noise on a weighted sum of transition counts, and v_R on a
-weighted sum of rewards. N counts visits and pseudo-visits, and is taken as at least s and at least
-1:
+weighted sum of rewards. N counts visits and pseudo-visits, and is taken as at least max(s, 1):
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 

@@ -1,15 +1,16 @@
 """Private counts and the confidence set of Eq. 3.1 of paper 004.
 
-Counts: a Privatizer of precision E (every noise is within E / 4) releases N(x,a,x') and N(x,a). Eq.
-5.1 (in closed form, as in `postprocess.project`) and the add-on, Eq. 5.2, turn them into N~. Then
+Counts: a Privatizer of precision E (noise on every count is within E / 4) releases N(x,a,x') and
+N(x,a). Eq. 5.1 (in closed form, as in `postprocess.project`) and the add-on, Eq. 5.2, turn these
+counts into N~. Then
 
     P~(x'|x,a) = N~(x,a,x') / N~(x,a)  (uniform where N~(x,a) = 0),
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
 
 with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
 upper. By Lemma 3.1, it contains the true P at all k <= K with probability at least 1 - 6 delta. (In
-places the paper prints the second term under the root; the proof of E.14 bounds the sum of the
-two.) `scale` multiplies beta; the paper has 1.
+places the paper prints beta's second term under the root; the proof of E.14 bounds beta as above.)
+`scale` multiplies beta; in the paper it is 1.
 
 Empty sets. The set made from N~ contains P~, so it is never empty. A row of another box may be
 empty: its lower bounds sum to more than one, or its upper bounds to less than one. Such a row is
@@ -116,7 +117,7 @@ def box(layers: Layers, centre: FloatArray, width: FloatArray) -> Box:
 
 
 def upper_occupancy(layers: Layers, box: Box, policy: FloatArray) -> FloatArray:
-    """Returns u (H, W, A), the largest probability in the box that a policy visits (x, a)."""
+    """Returns u (H, W, A), the largest probability of visits to (x, a) that the box allows."""
     visits = most_visits(np.array(layers.widths), box.lower, box.upper, policy)
     return np.asarray(visits[..., None] * policy)
 

@@ -94,12 +94,12 @@ class Layers:
 
 
 def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[PolicyArray]]:
-    """Unrolls a finite-horizon MDP in time: layer h holds the states that step h can reach.
+    """Unrolls a finite-horizon MDP in time: a layer holds the states that are possible at a step.
 
     The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
     several states, a first layer with one extra state leads to them by d1 under every action.
-    Returns the layers, their transitions (H', W, A, W), and the states of the last H layers before
-    x_H, each an array (X_h,) of numbers below X.
+    Returns the layers, their transitions (H', W, A, W) and, for each of the MDP's H steps, an array
+    of the MDP's states in the layer of that step.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:
@@ -160,7 +160,10 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Returns the largest violation by q of: layers sum to 1, flow, q >= 0, and zero padding."""
+    """Returns the largest amount by which q violates a condition of occupancy measures.
+
+    The conditions are: layers sum to 1, inflow equals outflow, q >= 0, and padding is zero.
+    """
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()

@@ -6,11 +6,12 @@ Multiplied by eta, and up to constants, this is
 
     min  c.q - sum ln q,   c(x,a,x') = eta l^(x,a) + 1 / q_k(x,a,x'),
 
-    subject to   A q = b   (outflow(x_0) = 1, outflow = inflow inside),
+    subject to   A q = b   (outflow(x_0) = 1, outflow = inflow at inner states),
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
-The method is a primal-dual interior-point method. Besides the usual complementarity conditions with
-target mu, the logarithm gives the condition q z = 1, whose target is always 1:
+The method is a primal-dual interior-point method. y, z_u and z_l are the multipliers of the three
+constraints. Besides the usual complementarity conditions with target mu, the logarithm gives a
+condition on a variable z, whose target is always 1:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
@@ -50,7 +51,7 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
-    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W) > 0 on cells.
+    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W), positive on all cells.
 
     If rounding keeps the gap above GAP (as in boxes almost without interior), the search stops
     early. The answer states its gap.
@@ -229,8 +230,9 @@ def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None
 
 @compiled
 def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
-    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l, with its diagonal scaled to ones.
+    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l.
 
+    The Hessian is scaled to a diagonal of ones, inverted, and scaled back.
     Here D = z / q, D_u = z_u / s_u, D_l = z_l / s_l, G_u q = s_u and G_l q = s_l.
     """
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)

@@ -17,9 +17,10 @@ and every layer is a soft minimum. The remaining problem is unconstrained,
 
 and f is convex, smooth and piecewise analytic. Flows are exponential in v, so Newton's method is
 applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If this step
-does not decrease f, a damped Newton step on f follows. Both steps use the derivatives of inflow and
-outflow with the active bounds held fixed (the generalised Hessian). Adding a constant to v on a
-layer changes nothing, so 1 1^T is added to every layer's block, to make the matrix invertible.
+neither decreases f nor halves the residual, damped Newton steps on f are tried. All steps use the
+derivatives of inflow and outflow with the active bounds held fixed (the generalised Hessian).
+Adding a constant to v on a layer changes nothing, so 1 1^T is added to every layer's block, to make
+the matrix invertible.
 
 Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at
 the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most
@@ -125,7 +126,7 @@ def solve(
 def answer(
     widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
 ) -> float:
-    """Writes the answer made from ln m and p to q, log_q and policy; returns its objective."""
+    """Makes the answer from ln m and p. Writes q, log_q and policy; returns the objective."""
     H, W, A = cost.shape
     visits, objective = np.zeros((H + 1, W)), 0.0
     visits[0, 0] = 1.0

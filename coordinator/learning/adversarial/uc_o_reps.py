@@ -2,14 +2,15 @@
 
     pi_1 = pi^{q_1}, q_1 uniform on every layer
     for k = 1..K:
-        execute pi_k; the Privatizer releases N_{k+1}, L_{k+1}                       (lines 2-3)
+        execute pi_k; the Privatizer releases counts N_{k+1}, losses L_{k+1}         (lines 2-3)
         P~_{k+1} from N~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1            (lines 4-5)
         q_{k+1} = argmin over Delta(P_{k+1}) of <L~_{k+1}, q> + psi(q) / eta         (line 6)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 7)
 
-with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Line 6 is
-`omd.ftrl_step`, started from the last dual values. The learner sees only private sums, so with any
-Privatizer all its work is post-processing.
+with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Delta(P) has
+the occupancy measures of transitions in P, and pi^q is the policy that q induces (`layered`). Line
+6 is `omd.ftrl_step`, started from the previous step's dual values. The learner sees only private
+sums, so with any Privatizer all its work is post-processing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Constants:
     scale: float = 1.0
 
     def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
-        """Returns the confidence set. The counts (H, W, A, W), (H, W, A) have the precision E."""
+        """Returns the confidence set from noisy counts (H, W, A, W), (H, W, A) of precision E."""
         counts = post_process(self.layers, transitions, visits, E)
         ln_iota = log_iota(self.layers, self.K, self.delta)
         return confidence_set(self.layers, counts, ln_iota, self.scale)

@@ -4,12 +4,13 @@
     for k = 1..K:
         execute pi_k; the Privatizer releases N_{k+1} and the noisy loss l~_k        (lines 2-3)
         l"_k = l~_k / sqrt(1 + v), v the variance of the noise      (in place of line 4)
-        l^_k = l"_k / u_k,   u_k(x, a) = max over P_k of q^{P, pi_k}(x, a)           (line 5)
+        l^_k = l"_k / u_k,   u_k(x, a) = max over P in P_k of q^{P, pi_k}(x, a)      (line 5)
         P~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1                          (lines 6-7)
         q_{k+1} = argmin over Delta(P_{k+1}) of <l^_k, q> + D_psi(q || q_k) / eta    (line 8)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
-with psi(q) = -sum ln q and, by Theorem 4.2, eta = sqrt(X / K), delta = XA / K.
+with psi(q) = -sum ln q, D_psi its Bregman divergence and, by Theorem 4.2, eta = sqrt(X / K) and
+delta = XA / K. Delta(P) and pi^q are as in `uc_o_reps`.
 
 Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1), where E' bounds the noise of all
 losses with probability 1 - delta (Assumption 4.1). This adds E' to every pair, also to the pairs
@@ -17,8 +18,8 @@ that the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u)
 makes rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
 corrected form above has the mean q l / u times a known constant. That constant keeps the mean
 square of l" at most one, so that eta has the same scale as without noise. No regret bound is proved
-for either form with noise. The proof of Theorem 4.2 needs a third term to be at most zero, which
-fails once E' is added.
+for either form with noise. The proof of Theorem 4.2 needs the third term of the regret to be at
+most zero. This fails once E' is added.
 
 Without noise, both forms are l" = l.
 """
