@@ -19,8 +19,8 @@ parts are exact to different degrees:
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
   least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }. A policy that
   enumeration would keep is never eliminated. If least_b = sure_b in every stage, the set is phi
-  itself. These two numbers are equal if the newest model's best policy satisfies the earlier
-  constraints.
+  itself. These two numbers are equal if the best policy in stage b's model satisfies the
+  constraints of earlier stages.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
   the best policy that takes a at (h, x) stays below least_b. This rule is exact for each constraint
   by itself. All plans use only the remaining decisions.
@@ -186,8 +186,8 @@ class ImplicitPolicies:
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
         """Drops policies whose value is surely `radius` or more below the best (line 9).
 
-        Returns the remaining set and the best value. If no policy is known to be surely in phi, the
-        stage eliminates nothing.
+        Returns the remaining set and the best value. If no policy is known to be in phi, the stage
+        eliminates nothing.
         """
         sure = self.bound(model) - radius
         member = self._best(model, [i.sure for i in self.inequalities])
@@ -211,7 +211,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns the stages' constraints. If there are none, one that always holds breaks ties."""
+        """Returns all stages' constraints; before the first, one on `then` that always holds."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 
@@ -240,7 +240,10 @@ def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Pl
 
 
 def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """Returns the highest values V (H + 1, X) within `actions` and their Q. Sign -1: the lowest."""
+    """Returns the highest values V (H + 1, X) within `actions`, and their Q.
+
+    With `sign` -1, returns the lowest values instead.
+    """
     H, X, _ = model.r.shape
     V, Q = np.zeros((H + 1, X)), np.empty(model.r.shape)
     for h in reversed(range(H)):
@@ -250,7 +253,7 @@ def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[Float
 
 
 def _carry(model: Model, P: FloatArray, actions: BoolArray) -> FloatArray:
-    """Returns c (H, X, A) of the module for the newest `model` (P_B, r_B) and another model's P."""
+    """Returns c (H, X, A) of the module's docstring, for `model` (P_B, r_B) and the given P."""
     high, low = _optimal(model, actions)[0][1:], _optimal(model, actions, -1.0)[0][1:]
     up, down = np.maximum(model.P - P, 0.0), np.maximum(P - model.P, 0.0)
     return np.asarray(np.einsum("hxay,hy->hxa", up, high) - np.einsum("hxay,hy->hxa", down, low))

@@ -5,7 +5,7 @@ x') that are too rare to learn. Then the stage explores finely (Algorithm 3), in
 coverage design over the active policies. Last, the stage drops policies whose estimated value is
 below the best by the radius or more (Algorithm 1, lines 7-13).
 
-The three algorithms are generators: they yield a deployment and receive its private counts.
+The three algorithms are Python generators: they yield a deployment and receive its private counts.
 Comments name the lines of the pseudocode. Methods below each algorithm make choices that the paper
 leaves open, or in which `Constants` departs from the paper.
 """
@@ -197,9 +197,9 @@ class SDPPE:
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
         """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
 
-        There is one for every (x, a) that n of its episodes are expected to visit at least once. If
-        no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The tie is
-        broken in favour of the policies of pairs that are reached.
+        A pair (x, a) has a policy here if n episodes of it are expected to visit (h, x, a) at least
+        once. If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The
+        tie is broken in favour of the policies of pairs that are reached.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1
@@ -240,7 +240,7 @@ class SDPPE:
         return Fine(estimator.model(counts), counts, estimator, pi_ref)  # lines 5-9
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Solves Eq. 4 without tuples that the fine batch is expected to reach less than once."""
+        """Solves Eq. 4, but leaves out tuples that the fine batch would reach less than once."""
         H = self.problem.sizes.H
         visits = [self._best_visits(crude.P, h, stage.fine) for h in range(H)]
         atoms = np.unique(np.concatenate(visits), axis=0)

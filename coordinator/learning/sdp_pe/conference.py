@@ -9,8 +9,9 @@ Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 - the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
 Here the H X A policies form a uniform mixture, from which each user draws a policy. So each policy
-runs for L_0 episodes on average, and L_0 need not be whole. As in 000, pairs that the batch is
-expected to reach less than once get no policy, because line 2 is then a tie between all policies.
+runs for L_0 episodes on average, and L_0 need not be whole. As in `sdp_pe.algorithm`, pairs that
+the batch is expected to reach less than once get no policy. If no policy reaches a pair, line 2 is
+a tie between all policies.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ConferenceSDPPE(SDPPE):
         weights = np.full(len(pi), 1.0 / len(pi))
         visits = np.tensordot(weights, occupancy(crude.P, self.problem.d1, pi), 1)
         reached = visits > 0
-        # sup over active mu of sum d_mu / d_pi, over the tuples that pi reaches (Eq. 4 of 000).
+        # The value of pi in Eq. 4 of 000, with the tuples that pi reaches as Z (see `coverage`).
         reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
         largest = float(self.phi.best(Model(crude.P, reward)).value)
         return Design(pi, weights, visits, reached, largest / max(int(reached.sum()), 1) - 1.0, 0)

@@ -5,8 +5,8 @@ radius of line 9 with C = 1, L_b = 2^b from b = 1, and only the counts of the fi
 learns nothing at K = 20,000, because the threshold C_1 E H^2 iota is above a million visits.
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
-`paper` is one departure. No departure looks at data except through private counts. docs/ablation.md
-says what each departure is worth and how the numbers were chosen.
+`paper` is one departure from the paper. No departure looks at data except through private counts.
+docs/ablation.md says what each departure is worth and how the numbers were chosen.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Constants:
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest
         runs pi^ref, the mixture of Eq. 4.
-    best_share: share of the fine batch that runs the best policy in the previous stage's model (in
-        the first stage: 0). Counts of this policy matter most when policies are eliminated.
+    best_share: share of the fine batch that runs the best policy in the previous stage's model. In
+        the first stage it is 0. Counts of this policy matter most when policies are eliminated.
     likely_share: share of the fine batch that runs the best policies of 50 draws of the bootstrap.
         So a policy is explored more if it is more likely to be the best (Thompson 1933). Needs
         radius `bootstrap`.

@@ -1,20 +1,20 @@
 """The exploration mixture of Eq. 4 of paper 000, as an optimal design.
 
-Lemma 13 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi(h, x, a) be
-the probability that pi visits (h, x, a) under the crude model. Let Z be the tuples (h, x, a) that
+Lemma 13 of 000 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi be
+the probabilities that pi visits (h, x, a) under the crude model. Let Z be the tuples (h, x, a) that
 some active policy reaches. Eq. 4 is, with the supremum over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
 By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the problem is the
-same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation, and
-alternates two steps. Updates w_i <- w_i g_pi(i) / |Z| set the weights of a set of policies (atoms).
-Each update increases the sum. Then the linear step adds the best active policy for the reward 1 /
-d_pi to the atoms. The method stops when it has the certificate
+same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation. It keeps
+a set of policies (atoms), and alternates two steps. Updates w_i <- w_i g_pi(i) / |Z| set the
+weights of the atoms; each update increases the sum. Then the linear step adds the best active
+policy for the reward 1 / d_pi to the atoms. The method stops when it has the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
-which also implies that the sum is at most |Z| tolerance below its maximum. In an implicit active
+which also implies that the sum is at most |Z| * tolerance below its maximum. In an implicit active
 set, the linear step may miss the best policy. The certificate then uses an upper bound of the
 supremum (`ActiveSet.bound`), and the reported gap may exceed the tolerance.
 """
@@ -63,9 +63,9 @@ def design(
 ) -> Design:
     """Solves Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
 
-    `atoms` must hold, for every (h, x, a), an active policy that visits it most. Tuples that no
-    atom visits with probability `floor` count as unreachable and are left out of Z (unless Z would
-    be empty). If there are more than MOST_ATOMS atoms, the design starts from a few policies that
+    For every (h, x, a), `atoms` must hold an active policy that visits (h, x, a) most. Tuples that
+    no atom visits with at least the probability `floor` are left out of Z (unless Z would be
+    empty). If there are more than MOST_ATOMS atoms, the design starts from a few policies that
     together reach Z. Atoms of negligible weight are dropped before the certificate is computed.
     """
     d = occupancy(P, active.d1, atoms)

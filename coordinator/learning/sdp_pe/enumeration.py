@@ -11,9 +11,9 @@ classes,
 
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
-and phi is a boolean matrix of that shape. Elimination removes whole prefixes and suffixes, so
-everything is computed on the rows and columns that remain. Before any elimination, plain backward
-induction gives the same maxima, so it is used instead.
+and phi is a boolean matrix of that shape. Elimination empties whole rows and columns of phi, and
+everything is computed on the others. Before any elimination, plain backward induction gives the
+same maxima, so it is used instead.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ class EnumeratedPolicies:
         """Returns the ways to act before step h (ascending), and what each may choose at step h.
 
         A way is an index of the choices at steps 0..h-1. The shapes are (ways,) and (ways,
-        choices), where 1 marks what active policies choose. After the cut, a way may have no 1.
+        choices), where 1 marks what active policies choose. After the cut, the row of a way may
+        have no 1.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs

@@ -1,14 +1,15 @@
 """Models of the absorbing MDP from private counts, and the error that such a model may have.
 
 `Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The method takes
-stacks of counts, too, so the parametric bootstrap runs the same estimator whose error it measures.
+stacks of counts, too, so the parametric bootstrap runs the very estimator whose error it measures.
 
 **Which counts.** The paper uses only the stage's fine batch. The constant `pool` adds the stage's
 crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
 
-**Shrinkage.** While noise hides how steps differ, their rows share one estimate: each row gets
-`shrinkage` standard deviations of noise as pseudo-visits, distributed like the mean row over all
-steps. The shared estimate is biased if steps differ.
+**Shrinkage.** While noise hides how steps differ, their rows share one estimate. Each row (h, x, a)
+gets `shrinkage` standard deviations of the noise on its visits as pseudo-visits. They are spread
+over x' as the visits of (x, a) are when all steps are taken together. The shared estimate is biased
+if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
@@ -20,7 +21,7 @@ be the best policy of V^, and pi_d the best policy of V_d. The radius is a high 
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another? The second asks: if a draw were true (a posterior under a flat prior), by how much does its
-best policy seem worse in the estimate? So a policy whose states few episodes visit stays, even if
+best policy seem worse in the estimate? So a policy stays if few episodes visit its states, even if
 its estimated value is low. The policies pi_d are likely to be the best, so the next stage explores
 them.
 
@@ -33,7 +34,7 @@ the visits' noise, because both are sums of the same counters. The sampling vari
 taken as at least one, so that a tuple that was never counted does not seem certain.
 
 All of this is post-processing, because it sees only private counts. The draws come from the
-caller's generator, which the run seeds.
+caller's random generator, which the run seeds.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def bootstrap(
     level: float,
     families: Families,
 ) -> Bootstrap:
-    """Returns the radius at quantile `level`; `families` says which counts share their noise."""
+    """Returns the radius, the gaps' quantile `level`. `families` says which counts share noise."""
     model = replace(estimator, shrinkage=0.0).model(parts)
     best = active.best(model).policy
     actions, gaps, policies = active.actions, [], []
@@ -181,7 +182,7 @@ def _prefetch(
 ) -> Iterator[list[Evidence]]:
     """Yields `draw(size)` for each size, in order. A thread makes the next draw meanwhile.
 
-    There is only one such thread, so the generator's numbers come in the order of the sizes.
+    There is only one such thread, so random numbers are drawn in the order of the sizes.
     """
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(draw, sizes[0])

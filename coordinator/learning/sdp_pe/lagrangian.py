@@ -110,9 +110,9 @@ def maximise(
     Policy t is at least as good as `anchor` (H, X) if `anchor` satisfies the constraints. For every
     array (T, H, X) in `starts`, policy t is also at least as good as row t of the array if this row
     satisfies the constraints. The search tries Lagrange multipliers, then at most `deviations`
-    rounds of single deviations. To break ties of V_0, the search without thresholds maximises V_0 +
+    rounds of single deviations. To break ties of V_0, the unconstrained search maximises V_0 +
     `tie` V_k, where V_k is the last constraint's value. If this constraint's rewards are in [0, 1],
-    the policy found has a V_0 at most `tie` H^2 below the best.
+    the policy found by that search has a V_0 at most `tie` H^2 below the best.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)

@@ -11,7 +11,8 @@ So batches are rounded:
 - the last stage (line 3) gets the remaining episodes, divided in the same way. If they are too few
   for a stage's smallest batches, the fine batch of the previous stage takes them.
 
-The sum in lines 2-3 of Algorithm 1 runs to b - 1, over the stages already finished.
+The sum in lines 2-3 of Algorithm 1 runs to b in the paper. Here it runs to b - 1, over the stages
+already finished.
 """
 
 from __future__ import annotations
