@@ -93,7 +93,7 @@ def _calibrated_to_one_message(
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Issues deployments for the shuffler ``shuffler_id``, under the active key.
+    """Issues deployments for the shuffler ``shuffler_id``, sealed to the analyzer's active key.
 
     ``active_key`` returns the analyzer's public key (hex); ``clock`` returns seconds since 1970.
     """

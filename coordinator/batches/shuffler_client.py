@@ -79,7 +79,7 @@ class ShufflerClient:
         await self._client.aclose()
 
     async def deposit(self, batch_id: str, data: bytes, signature: str) -> SignedDescriptor:
-        """Deposits a descriptor's bytes; the same bytes again get the same answer."""
+        """Deposits a descriptor's bytes. A second deposit of these bytes gets the same answer."""
         headers = {wire.SIGNATURE_HEADER: signature, "Content-Type": "application/json"}
         path = f"/v1/batches/{batch_id}"
         request = self._client.build_request("PUT", path, content=data, headers=headers)

@@ -116,8 +116,8 @@ class StageResult:
     `active_before` and `active_after` are the numbers of active policies; policies that differ only
     in impossible start states count as one. Both numbers are None if an implicit active set cannot
     be counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any
-    more. `radius` is the elimination threshold in units of value. `best_value` is the largest
-    estimated value in the active set. `E` is the precision of the stage's fine counts. `infrequent`
+    more. `best_value` is the largest estimated value in the active set; policies that are `radius`
+    or more below it are eliminated. `E` is the precision of the stage's fine counts. `infrequent`
     is the share of tuples (h, x, a, x') in W, the set of those too rare to learn. `coverage_gap`
     bounds how far the coverage design is from the optimum of Eq. 4, relative to the optimum.
     """

@@ -161,8 +161,8 @@ def conserve(
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
     """Returns s = ratio / (1 + k ratio) in shape (H, X, A); k counts the possible x' of (h, x, a).
 
-    Among the tuples of one (h, x, a), Sigma is the identity minus s in every entry, in units of the
-    variance of a transition count.
+    In units of a transition count's variance, Sigma's block of one (h, x, a) is the identity minus
+    s in every entry.
     """
     return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
 

@@ -97,7 +97,7 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
     """Unrolls a finite-horizon MDP in time: a layer holds the states that are possible at a step.
 
     The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
-    several states, a first layer with one extra state leads to them by d1 under every action.
+    several states, an extra state in a first layer leads to them by d1 under every action.
     Returns the layers, their transitions (H', W, A, W) and, for each of the MDP's H steps, an array
     of the MDP's states in the layer of that step.
     """

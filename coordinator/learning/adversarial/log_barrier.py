@@ -147,8 +147,8 @@ def minimise(
     """Takes Newton steps in place; returns the gap and the number of steps.
 
     problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are
-    updated, not recomputed: near a bound, recomputing the difference would lose all digits. sigma,
-    the factor of the next mu, shrinks if steps are nearly full.
+    updated, not recomputed from q, because near a bound the difference would lose all digits.
+    sigma, the factor of the next mu, shrinks if steps are nearly full.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()

@@ -84,7 +84,7 @@ def ftrl_step(
 ) -> Step:
     """Returns the step for cost = eta L~ (H, W, A). Dual values start at `start` (H + 1, W) or 0.
 
-    If rounding keeps the residual above `tolerance` (costs beyond 10^3), the search stops early.
+    If rounding keeps the residual above `tolerance` (as with costs beyond 10^3), the search stops.
     The answer states its residual and gap.
 
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.

@@ -23,9 +23,9 @@ class Constants:
         raises the factor of growth until they use all episodes that `exploit_share` leaves.
     growth: the factor from one stage's length to the next; with `fill`, the least factor.
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
-    visits_per_noise: if `first_stage` is 0, L_1 is large enough for this many times s visits to
-        every (h, x, a). s is the standard deviation of a crude counter's noise, but at least 1. So
-        noise, not K, sets the size of the first batches.
+    visits_per_noise: if `first_stage` is 0, L_1 is large enough for v s visits to every (h, x, a).
+        v is this number, and s is the standard deviation of a crude counter's noise, but at least
+        1. So noise, not K, sets the size of the first batches.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and

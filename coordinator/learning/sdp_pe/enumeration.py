@@ -39,7 +39,7 @@ class EnumerationTooLarge(LearnerError):  # noqa: N818 -- says what is the matte
 
 
 def classes(sizes: Sizes, d1: FloatArray) -> int:
-    """Returns the number of classes of deterministic policies from the start distribution d1."""
+    """Returns the number of classes of deterministic policies if episodes start from d1."""
     return int(sizes.A ** _free_cells(sizes, d1))
 
 
@@ -212,11 +212,11 @@ class EnumeratedPolicies:
         return np.unique(part // math.prod(counts[h + 1 : end]) % counts[h])
 
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
-        """Returns the ways to act before step h (ascending), and what each may choose at step h.
+        """Returns how active policies may act before step h, and what they then choose at step h.
 
-        A way is an index of the choices at steps 0..h-1. The shapes are (ways,) and (ways,
-        choices), where 1 marks what active policies choose. After the cut, the row of a way may
-        have no 1.
+        A way to act is an index of the choices at steps 0..h-1. Returns the ways (ways,), which
+        ascend, and a matrix (ways, choices), where 1 marks what active policies choose. After the
+        cut, the row of a way may have no 1.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -236,7 +236,7 @@ class EnumeratedPolicies:
         return before, choices.reshape(-1, K)
 
     def _state_distribution(self, P: FloatArray, h: int, begins: PolicyArray) -> FloatArray:
-        """Returns the state distributions (ways, X) at step h after the ascending ways `begins`."""
+        """Returns the state distributions (ways, X) at step h after the ways to act `begins`."""
         if h == 0:
             return self.d1[None]
         before, at = _unique(begins // self._counts[h - 1])

@@ -135,7 +135,7 @@ def _every_step(array: FloatArray, H: int, axes: int) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The radius, in units of value, and the best policies (LIKELY, H, X) in the first draws."""
+    """The radius, in units of value, and the best policies (LIKELY, H, X) of the first draws."""
 
     radius: float
     likely: PolicyArray
@@ -150,7 +150,10 @@ def bootstrap(
     level: float,
     families: Families,
 ) -> Bootstrap:
-    """Returns the radius, the gaps' quantile `level`. `families` says which counts share noise."""
+    """Returns the radius: the quantile `level` of the gaps (see the module).
+
+    `families` says which counts share their noise.
+    """
     model = replace(estimator, shrinkage=0.0).model(parts)
     best = active.best(model).policy
     actions, gaps, policies = active.actions, [], []

@@ -28,7 +28,7 @@ from riffle.coordinator.learning.sdp_pe.constants import Constants
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Stage b: the sizes of the crude batches (one a layer, or none) and of the fine batch."""
+    """Stage b: the sizes of its crude batches (one for each layer, or none) and its fine batch."""
 
     b: int
     L_b: int
@@ -52,7 +52,7 @@ class Schedule:
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
     """Returns a run's schedule. L_1 is `first_stage`; if that is 0, `visits_per_noise` sets L_1.
 
-    With one state and levels `noise`, crude batches have nothing to learn and the smallest size.
+    With one state and levels `noise`, crude batches learn nothing, so they have the smallest size.
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
@@ -90,7 +90,7 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
 
 
 def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]:
-    """Returns L_1, L_2, ... of Algorithm 1 until `batches` * their sum is K or more."""
+    """Returns the first lengths L_1, L_2, ... of Algorithm 1 for which `batches` * sum L_b >= K."""
     lengths = [L_1]
     while batches * sum(lengths) < K:
         lengths.append(round(L_1 * growth ** len(lengths)))
@@ -98,9 +98,9 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many lengths L_b as fit, from L_1 = `least`, so that `batches` * sum L_b = K.
+    """Returns as many lengths L_1, L_2, ... as fit. Up to rounding, `batches` * sum L_b = K.
 
-    All lengths grow by the same factor, which is at least `growth` and makes them fill K.
+    L_1 is `least`. Each length is the one before times a fixed factor, which is at least `growth`.
     """
     B, total, target = 1, 1.0, K / (batches * least)
     while total + growth**B <= target:
