@@ -31,6 +31,7 @@ from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler import app, rules
 from riffle.shuffler.settings import Settings
 from tests.common.descriptors import ONE_MESSAGE, descriptor
+from tests.vectors import read
 
 PAGE = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
 
@@ -60,8 +61,8 @@ LIMITS = {
 DEFAULTS = {
     "seconds of a lease": "lease_seconds",
     "bytes of an upload (one frame always fits)": "max_upload_bytes",
-    "requests a second of one node; ten seconds' worth at once": "node_requests",
-    "reports a second of one node; ten seconds' worth at once": "node_reports",
+    "requests a second of one node, on average; ten times as many may come at once": "node_requests",
+    "reports a second of one node, on average; ten times as many may come at once": "node_reports",
     "requests of one node at the same time": "node_requests_at_once",
     "bytes of a request's head": "max_head_bytes",
     "seconds for a request's head, TLS included": "head_seconds",
@@ -72,6 +73,7 @@ KEY, TAG, SEAL = hpke.KEY_BYTES, hpke.TAG_BYTES, hpke.OVERHEAD
 P = 1 << MAX_P_LOG2
 RIVER = t.riverswim()
 EPISODE_SHARE = NodeSettings.model_fields["episode_share"].default
+FRAME = len(read("reports.json")["vectors"][0]["frame"]) // 2
 USER = users.opaque_id(bytes(range(32)), "ann@example.org")
 
 SENTENCES = (
@@ -110,7 +112,7 @@ SENTENCES = (
     f"it lists at most {MAX_COUNTERS} transitions",
     f"policy i with probability weights[i] / 2^{TOTAL_WEIGHT.bit_length() - 1}, exactly. With a "
     "uniform 32-bit word",
-    "`word_bits` is the smaller b of 16 and 32 for which",
+    "`word_bits` is the least b of 16 and 32 for which",
     f"room² ≥ {sums.DEVIATIONS**2} × V",
     f"info = MASK ‖ digest ‖ E, {sums.AES_KEY_BYTES} bytes)",
     "first counter block = 16 zero bytes), C × b / 8 bytes",
@@ -124,7 +126,7 @@ SENTENCES = (
     f"the reference node reads at most {shuffler_client.MAX_ANSWER_BYTES} bytes of an answer",
     f"wait a random time up to min({BACKOFF.cap:g} s, {BACKOFF.base:g} s × 2^k)",
     f"reference node gives up after {BACKOFF.attempts} tries",
-    {0.5: "and half of what is left of the lease"}[
+    {0.5: "plus half of what is left of the lease"}[
         NodeSettings.model_fields["episode_share"].default
     ],
     f"plus `Retry-After` (at most {errors.LONGEST_WAIT_SECONDS:g} s)",
@@ -151,9 +153,11 @@ SENTENCES = (
     "Flips take one 32-bit word for each counter.",
     "Overflow takes one 64-bit key",
     f"drawn in blocks of {randomness.BLOCK} bits",
-    f"make at most 2^{randomness.DRAWS_AT_ONCE.bit_length() - 1} draws, but at least one",
+    "g is the largest number for which a group has at most "
+    f"2^{randomness.DRAWS_AT_ONCE.bit_length() - 1} draws, but at least 1;",
     f"first every draw reads {randomness.FIRST_BITS} bits. Then, in the same order, each draw that "
-    f"is not yet decided reads {randomness.MORE_BITS} more",
+    f"these bits do not decide reads {randomness.MORE_BITS} bits at a time until it is decided;",
+    f"the lease id `lease`, then the first {FRAME - wire.LEASE_BYTES} bytes of the report.",
     "reads 16 bytes for each message from AES-256-CTR (first counter block 0) under `key`, as two "
     "little-endian 64-bit integers",
     "are the version of this protocol: 1.",
