@@ -61,8 +61,8 @@ LIMITS = {
 DEFAULTS = {
     "seconds of a lease": "lease_seconds",
     "bytes of an upload (one frame always fits)": "max_upload_bytes",
-    "requests a second of one node, on average; ten times as many may come at once": "node_requests",
-    "reports a second of one node, on average; ten times as many may come at once": "node_reports",
+    "requests a second of one node; up to ten times as many may come at once": "node_requests",
+    "reports a second of one node; up to ten times as many may come at once": "node_reports",
     "requests of one node at the same time": "node_requests_at_once",
     "bytes of a request's head": "max_head_bytes",
     "seconds for a request's head, TLS included": "head_seconds",
