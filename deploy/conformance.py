@@ -333,7 +333,7 @@ def _examine(
         if offer.case and offer.case.support:
             why = "Is C right, without the states that cannot be reached (5.4)?"
         if offer.leases:
-            why = "Is one sent for every lease, also if its episode failed (6.4)?"
+            why = f"Is one sent in each lease's {LEASE_SECONDS} s, even for a failed episode (6.4)?"
         yield MistakeError("13" if offer.leases else "11", f"{detail}. {why}")
     context = parse(offer.data)
     private = {key.public.hex(): key.private for key in (owner.analyzer, owner.second)}
