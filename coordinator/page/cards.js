@@ -138,7 +138,7 @@ function stepped(xs, ys, x) {
 class StagesCard {
   constructor(run) {
     const size = (value) => (value === null || value === undefined ? "not counted" : count(value));
-    this.table = table("stages-table", "Stages, newest first. Each stage estimates its radius anew", [
+    this.table = table("stages-table", "Stages, newest first. The best value is an estimate, often too high. No policy earns over a radius more", [
       { name: "stage", text: (one) => count(one.stage) },
       { name: "episodes", text: (one) => count(one.episodes) },
       { name: `ruled out, of ${run.spec.horizon * run.spec.states * run.spec.actions} choices`, text: (one) => count(one.decisions_eliminated), title: "choices (step, state, action) that no active policy takes" },

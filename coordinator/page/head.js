@@ -93,7 +93,7 @@ function doubts(deployments, books, result) {
   const suspicious = deployments.filter((one) => one.suspicious).length;
   const missing = books.filter((book) => book.trouble).length;
   const lies = `This holds only if reports are honest. ${many(suspicious, "batch", "batches")} of ${count(deployments.length)} with counts that are very unlikely from honest reports: somebody lies, or the environment does not start as declared.`;
-  const unchecked = `This holds only if the shuffler neither lost nor added reports. Nobody can check that: its record is missing for ${missing === books.length ? "all" : `${count(missing)} of the`} ${many(books.length, "batch", "batches")} checked so far (of ${count(deployments.length)}).`;
+  const unchecked = `This holds only if the shuffler neither lost nor added reports. This page cannot check that: the shuffler\u2019s record is missing for ${missing === books.length ? "all" : `${count(missing)} of the`} ${many(books.length, "batch", "batches")} that were looked at (of ${count(deployments.length)}).`;
   const beyond = `Some users spent more than the privacy budget${result?.epsilon === "Infinity" ? ": seeded noise, or noise that nobody can rely on, has no bound" : ""}.`;
   const acts = [suspicious && "Find out who sent the suspicious counts (see Batches) before you use the policy.", missing && "Ask the shuffler\u2019s operator for the missing records. Without them, use the policy only if you trust that operator."];
   return [[suspicious && lies, missing && unchecked, result?.within_budget === false && beyond].filter(Boolean).join(" "), acts.find(Boolean)];

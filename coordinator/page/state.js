@@ -98,7 +98,7 @@ export function answer(run, { inUse = false, best = Infinity, doubt = "", listed
   const word = !settled ? "Not sure" : radius < value / 2 ? "Quite sure" : "Sure of a wide range only";
   const grade = `${word}: with ${probability}`;
   const unless = settled && doubt ? { sure: listed ? doubt : `In doubt, as the box says. Without this doubt it would be sure with ${probability}.` } : {};
-  if (settled && listed && !byHand) return { ...found, title: `${began}: a policy within ${number(radius, 2)} an episode of the best`, sure: `${word}: ${probability}, if the shuffler lost no report.`, ...unless };
+  if (settled && listed && !byHand) return { ...found, title: `${began}: a policy within ${number(radius, 2)} an episode of the best`, sure: `${word}: ${probability}, if the shuffler neither lost nor added reports, which its page checks.`, ...unless };
   if (!byHand) return { ...found, ...bounded(found, radius, grade, { began, best, explores: run.state === "running" && !inUse }), ...unless };
   const [low, high] = [-1, 1].map((sign) => number(Math.max(0, value + sign * radius), 2));
   return { ...found, sure: `${grade}, it earns between ${low} and ${high}. Another policy may earn more.`, ...unless };

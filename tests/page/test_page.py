@@ -82,7 +82,8 @@ def test_runs_are_listed_found_and_opened_by_keyboard(
     assert answer.startswith("Learned: a policy" if settled else "A guess: a policy")
     if settled:
         how = "Quite sure" if radius < worth / 2 else "Sure of a wide range only"
-        assert sure == f"{how}: probability 95 %, if the shuffler lost no report."
+        proviso = "if the shuffler neither lost nor added reports, which its page checks."
+        assert sure == f"{how}: probability 95 %, {proviso}"
     bound = re.search(r"(?:within|up to) ([\d.]+) an episode", answer)
     assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
     assert step.startswith("Open the run" if settled else "Start a new run with more episodes")
@@ -395,7 +396,7 @@ def test_a_long_run_is_thinned_and_paged_and_has_an_uncounted_set(
     expect(page.locator("#batches")).to_contain_text("without the shuffler\u2019s record")
     doubt = page.locator("#answer").get_by_role("alert")
     expect(doubt).to_contain_text("only if the shuffler neither lost nor added reports")
-    expect(doubt).to_contain_text(f"all 60 batches checked so far (of {LONG:,})")
+    expect(doubt).to_contain_text(f"all 60 batches that were looked at (of {LONG:,})")
     expect(page.locator("#sure")).to_contain_text("In doubt, as the box says")
     expect(page.locator("#next")).to_contain_text("Ask the shuffler\u2019s operator")
     expect(card(page, "Stages")).to_contain_text("its size is not counted")
