@@ -18,6 +18,7 @@ from riffle.experiments.regret import mixture_value, optimal_value
 from riffle.node_client.environments.registry import make
 from riffle.node_client.environments.tabular import Modelled, TabularMDP
 
+EARLY = 0.05  # first batches are small, so their rate of episodes says nothing of a run's
 SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 VIEWS: Mapping[Trust, tuple[str, str, str]] = {
@@ -130,13 +131,19 @@ def follow(
                 counted = operator.run(run_id)["episodes"]
                 shown.update(task, completed=counted)
                 what = kind.replace("_", f" {data['index']} ")
-                rest = "" if by_hand else time_left(time.monotonic() - began, counted, episodes)
+                rest = "" if by_hand else _time_left(began, counted, episodes)
                 line(f"{what}: {counted} of {episodes} episodes{rest}")
                 write_settled_rows(folder, operator, run_id)
             if kind == "stage_finished":
                 active = data.get("active_after")
                 policies = "" if active is None else f", active policies: {active}"
                 line(f"stage {data['stage']} finished{policies}")
+
+
+def _time_left(began: float, counted: int, episodes: int) -> str:
+    """Returns a text such as ``, about 9 s left``, or "" as long as few episodes are counted."""
+    early = counted < EARLY * episodes
+    return "" if early else time_left(time.monotonic() - began, counted, episodes)
 
 
 def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, Any]]:

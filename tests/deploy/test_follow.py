@@ -1,12 +1,13 @@
 """Following a run: true values that the operator supplies, and unfinished runs."""
 
+import time
 from typing import Any, cast
 
 import pytest
 
 from riffle.common.protocol.errors import LocalError, RemoteError
 from riffle.coordinator.specs import TrueValueSpec
-from riffle.deploy.follow import TrueValues, stop_unfinished
+from riffle.deploy.follow import TrueValues, _time_left, stop_unfinished
 from riffle.deploy.operator import Operator
 from riffle.node_client.environments.tabular import riverswim
 
@@ -83,3 +84,9 @@ def test_unfinished_run_that_cannot_be_stopped_raises() -> None:
 
     with pytest.raises(RemoteError, match="no token"):
         stop_unfinished(cast("Operator", Closed()))
+
+
+def test_no_time_is_estimated_from_the_first_small_batches() -> None:
+    began = time.monotonic() - 50
+    assert _time_left(began, 49, 1_000) == ""
+    assert _time_left(began, 50, 1_000) == ", about 950 s left"
