@@ -156,6 +156,8 @@ def label_of(part: object) -> str:
     """Returns a short name for a learner or environment: a name, a file reference or an object."""
     if isinstance(part, str):
         return plugins.short_name(part) if plugins.is_file_reference(part) else part
+    if known := getattr(getattr(part, "spec", None), "id", None):  # a Gymnasium environment
+        return str(known).replace("/", "-")
     named = getattr(part, "__name__", None) or type(part).__name__
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(named).strip("_<>")).lower()
 

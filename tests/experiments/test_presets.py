@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from riffle.experiments import presets
@@ -20,6 +21,11 @@ def test_an_environment_s_id_is_the_name_given_not_a_link_s_target(tmp_path: Pat
     (tmp_path / "env.py").symlink_to(ENVIRONMENT)
     expected = ("env.py:make", {"folder": str(tmp_path.resolve())})
     assert environment_of(f"{tmp_path}/env.py:make") == expected
+
+
+def test_an_object_of_gymnasium_has_the_name_of_its_environment() -> None:
+    """The outermost class is a wrapper's, which limits the time."""
+    assert presets.label_of(gymnasium.make("FrozenLake-v1")) == "FrozenLake-v1"
 
 
 def environment_of(reference: str) -> tuple[str, dict[str, object]]:
