@@ -67,10 +67,14 @@ class RegretCurve:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """The results of one run over its seeds. Bands are 95 % Student t intervals of the mean."""
+    """The results of one run over its seeds. Bands are 95 % Student t intervals of the mean.
+
+    ``labels`` name learner and environment with their parameters, as in a sweep.
+    """
 
     chosen: Preset
     results: tuple[SeedResult, ...]
+    labels: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
         return "\n".join(f"{k}: {v}" for k, v in self.summary.items() if k != "constants")
@@ -128,7 +132,7 @@ class Result:
 
             axes = plt.gca()
         curve = self.curve
-        axes.plot(curve.episodes, curve.mean, label=label or self.learner)
+        axes.plot(curve.episodes, curve.mean, label=label or (self.labels or [self.learner])[0])
         axes.fill_between(curve.episodes, curve.low, curve.high, alpha=0.2, lw=0)
         axes.set(xlabel="episodes", ylabel="cumulative regret")
         axes.legend()
@@ -145,7 +149,9 @@ class Result:
 
     def _curve_rows(self) -> list[dict[str, Any]]:
         spec = self.chosen.spec
-        run = {"learner": self.learner, "environment": spec.environment, "epsilon": spec.epsilon}
+        learner, environment = self.labels or (self.learner, spec.environment)
+        run = {"learner": learner, "environment": environment, "episodes": spec.episodes}
+        run |= {"epsilon": spec.epsilon}
         return [
             {**run, "seed": result.seed, "episode": int(episode), "regret": regret}
             for result in self.results
@@ -247,14 +253,16 @@ def simulate(
     too small for the guarantee. The message names the value and says what to change.
     """
     jobs = _seeds(seeds)
-    run, *more = grid(env, learner, epsilon, episodes, trust, beta, exact=False).runs
+    figure = grid(env, learner, epsilon, episodes, trust, beta, exact=False)
+    (run, *more), line = figure.runs, figure.curves[0].line
     if more:
         raise ValueError("simulate runs one learner in one environment; riffle.sweep runs several")
     declared = constants == "practical"
     run = replace(run, calibration=calibration, constants=constants, declared=declared)
     check(run.chosen)
     backend = Backend(workers or os.cpu_count() or 1)
-    result = Result(run.chosen, tuple(run_jobs(partial(compute, run), jobs, backend)))
+    results = tuple(run_jobs(partial(compute, run), jobs, backend))
+    result = Result(run.chosen, results, (line.learner, line.world))
     if (known := result.summary).get("episodes_failed"):
         text = f"{known['episodes_failed']} episodes failed and are noise in the counts, the first"
         warnings.warn(f"{text} with {known['first_failure']}", stacklevel=2)
@@ -367,7 +375,7 @@ def grid(
             at = product(budgets, Ks if fixed is None else (fixed,))
             runs = tuple(replace(run, epsilon=e, K=K, trust=model) for e, K in at)
             chosen, *_ = [run.chosen for run in runs]  # makes all presets, to check them
-            check(chosen)
+            check(replace(runs[0], K=max(Ks)).chosen)  # a smaller K may be too small: a gap
             if exact and not isinstance(chosen.make(), Modelled):
                 text = "a sweep compares regret, but this environment shows no probabilities"
                 raise ValueError(f"{world}: {text}; simulate runs it user by user")

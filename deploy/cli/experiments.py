@@ -91,7 +91,8 @@ def sweep_command(
         str | None, typer.Option(help="run on the cluster of this scheduler: tcp://127.0.0.1:8786")
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="a figure with a tenth of K and 2 seeds, to try it out")
+        bool,
+        typer.Option("--quick", help="2 seeds, and for a figure a tenth of its K, to try it out"),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="compute again and overwrite")] = False,
     output: Output = "text",

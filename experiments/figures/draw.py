@@ -138,6 +138,7 @@ CAPTION_CONSTANTS = (
 )  # fmt: skip
 
 MANY = 1_000  # switches
+MOST_TICKS = 8  # values of x, each of which then gets a tick
 NEXT_LINE = 1.3  # names beside points are at regrets that differ by at least this factor
 
 # Curves of one colour differ by their markers.
@@ -169,8 +170,8 @@ def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
         for axes, (panel, curves) in zip(every, panels.items(), strict=True):
             for number, curve in enumerate(curves):
                 _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
-            _draw_ceiling(axes, figure, curves)
-            _label(axes, figure, panel)
+            _draw_ceilings(axes, figure, curves)
+            _label(axes, figure, panel, known=any(curve.computed for curve in curves))
         note = f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
         canvas.suptitle(f"{figure.title}\n{note}", fontsize=9)
         every[0].set_ylabel("cumulative regret")
@@ -251,7 +252,6 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 def _name_points(axes: Axes) -> None:
     """Writes names beside the points: on the right if there are few switches, else on the left."""
     if not (points := [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]):
-        axes.set(xscale="linear", yscale="linear")  # logarithms need a number
         return
     axes.set_ylim(min(y for _, y, _ in points) / 1.5, 2 * max(y for _, y, _ in points))
     for few in (True, False):
@@ -269,30 +269,31 @@ def _name_points(axes: Axes) -> None:
             )
 
 
-def _draw_ceiling(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
-    known = [(curve.ceiling, curve.x) for curve in series if curve.ceiling is not None]
-    if not known:
-        return
-    ceiling, x = known[0]
-    style: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 0.8}
-    style["label"] = "ceiling, V* K"
-    if figure.kind == "time":
-        axes.plot([0, x[-1]], [0, ceiling], **style)
-        axes.set_ylim(0, 1.1 * ceiling)
-    elif figure.kind == "episodes":
-        K = np.array(sorted({point.x for curve in series for point in curve.points}))
-        axes.plot(K, ceiling / x[0] * K, **style)
-    else:
+def _draw_ceilings(axes: Axes, figure: Figure, series: Sequence[Series]) -> None:
+    """Draws V* K, which no regret exceeds. Curves of different K have different ceilings."""
+    known = {curve.ceiling: curve for curve in series if curve.ceiling is not None}
+    for number, (ceiling, curve) in enumerate(known.items()):
+        style: dict[str, Any] = {"color": "black", "linestyle": (0, (1, 2 + 3 * number)), "lw": 0.8}
+        style["label"] = "ceiling, V* K"
+        if figure.kind == "time":
+            axes.plot([0, curve.x[-1]], [0, ceiling], **style)
+            axes.set_ylim(0, 1.1 * ceiling)
+            return
+        if figure.kind == "episodes":
+            K = np.array(sorted({point.x for curve in series for point in curve.points}))
+            axes.plot(K, ceiling / curve.x[0] * K, **style)
+            return
+        style["label"] += f" for K = {curve.computed[0].run.K:,}" if len(known) > 1 else ""
         axes.axhline(ceiling, **style)
 
 
-def _label(axes: Axes, figure: Figure, panel: str) -> None:
-    if figure.kind != "time":
+def _label(axes: Axes, figure: Figure, panel: str, *, known: bool) -> None:
+    if figure.kind != "time" and known:  # logarithms need a number
         axes.set_xscale("log")
         axes.set_yscale("log")
-    if figure.kind == "epsilon":
-        shown = sorted({x for curve in figure.curves for x in curve.x})
-        axes.set_xticks(shown, [f"{x:g}" for x in shown])
+    shown = sorted({x for curve in figure.curves for x in curve.x})
+    if figure.kind in {"epsilon", "episodes"} and len(shown) <= MOST_TICKS:
+        axes.set_xticks(shown, [f"{x:,.10g}" for x in shown])
         axes.set_xticks([], minor=True)
     axes.set_xlabel(X_LABELS[figure.kind])
     axes.set_title(panel, fontsize=9)

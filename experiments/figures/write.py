@@ -39,8 +39,8 @@ def write(
     ]
     stem.with_suffix(".csv").write_text(csv_text(bands, ["curve"]))
     (folder / f"{figure.name}-seeds.csv").write_text(csv_text([*seed_rows(series)], ["curve"]))
-    draw(figure, series, seeds, stem)
     stem.with_suffix(".md").write_text(table(figure, series, seeds))
+    draw(figure, series, seeds, stem)
     document = manifest(figure, series, seeds) | about
     stem.with_suffix(".json").write_text(json.dumps(document, indent=2) + "\n")
     return document

@@ -341,6 +341,49 @@ def test_rows_have_the_callers_labels_and_the_policys_value() -> None:
     assert rows[1]["policy_value"] == pytest.approx(1.8)
 
 
+def test_curves_of_one_run_have_the_labels_of_a_sweep() -> None:
+    """Else two learners that differ in a parameter would be one in a joined table."""
+    result = riffle.simulate(shop(), ("pe", {"exploit_share": 0.5}), episodes=300, seeds=1)
+    row = result._curve_rows()[0]
+    assert row["learner"] == "pe, exploit_share = 0.5"
+    assert row["episodes"] == 300
+    assert result.plot().get_legend_handles_labels()[1][-1] == row["learner"]
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "episodes"])
+def test_a_sweep_without_any_result_has_a_table_of_reasons_and_a_picture(
+    tmp_path: Path, kind: str
+) -> None:
+    several = {"epsilon": [1e-3, 2e-3]} if kind == "epsilon" else {"episodes": [300, 400]}
+    common: dict[str, Any] = {"epsilon": 1e-3, "episodes": 300, "seeds": 1, "workers": 1}
+    sweep = riffle.sweep("RiverSwim-v0", "sdp-pe", **common | several, out=tmp_path)
+    assert not sweep.per_seed
+    assert "## Not computed" in (tmp_path / "sweep.md").read_text()
+    assert (tmp_path / "sweep.png").exists()
+
+
+def test_a_K_that_is_too_small_for_a_learner_is_a_gap() -> None:
+    """One learner needs more users than another; the other's results are still there."""
+    sweep = riffle.sweep(
+        "RiverSwim-v0", ["sdp-pe", "pe"], episodes=[20, 2_000], epsilon=20, seeds=1, workers=1
+    )
+    assert {(row["learner"], row["episodes"]) for row in sweep.per_seed} == {
+        ("sdp-pe", 2_000),
+        ("pe", 2_000),
+    }
+    assert "K=20 leaves" in sweep.table
+
+
+def test_each_K_of_a_panel_has_its_own_ceiling() -> None:
+    sweep = riffle.sweep(shop(), "pe", episodes=[300, 600], epsilon=[1.0, 2.0], seeds=1, workers=1)
+    (panel,) = sweep.plot().axes
+    lines = {line.get_label(): np.asarray(line.get_ydata(), float)[0] for line in panel.lines}
+    ceilings = {name: y for name, y in lines.items() if "ceiling" in str(name)}
+    assert [*ceilings] == ["ceiling, V* K for K = 300", "ceiling, V* K for K = 600"]
+    one, two = ceilings.values()
+    assert two == pytest.approx(2 * one)
+
+
 def test_the_table_has_switches_and_shares_of_every_epsilon() -> None:
     sweep = riffle.sweep(
         shop(), GoesOnIfPrivate, epsilon=[1.0, 2.0], episodes=500, seeds=1, workers=1
