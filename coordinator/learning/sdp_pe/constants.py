@@ -25,7 +25,7 @@ class Constants:
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: if `first_stage` is 0, L_1 is large enough for v s visits to every (h, x, a).
         v is this number, and s is the standard deviation of a crude counter's noise, but at least
-        1. So noise, not K, sets the size of the first batches.
+        1. So noise, not K, sets the size of the first batches, unless only one stage fits into K.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1
         there are no transitions to learn, so crude batches have only the smallest size.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
