@@ -3,10 +3,11 @@
 An episode's data leaves the node only through the code of this folder and `common/`.
 
 A node long-polls the shuffler for batches (`runner`, `shuffler_client`), checks each signed
-descriptor (`trust`), and leases slots for its users (`users`). It runs one episode for each user
-and encodes it as L messages (`episode`, `environments/`), seals them (`sealing`), and uploads the
-sealed report until the shuffler has it (`pipeline`). A node stores and logs nothing about an
-episode. An app that drives the episodes itself (`participant`) stores each episode while it lasts.
+descriptor (`trust`), and leases slots for its users (`users`). For each user, the node runs one
+episode and encodes the episode as L messages (`episode`, `environments/`). The node seals these
+messages as a report (`sealing`), and sends the report until the shuffler has stored it
+(`pipeline`). A node stores and logs nothing about an episode. An app that drives the episodes
+itself (`participant`) stores each episode while the episode lasts.
 """
 
 if not __name__.startswith("riffle."):

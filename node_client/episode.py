@@ -2,19 +2,19 @@
 
 `slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
 environment and encodes it as L messages. The function is the node's half of
-`common.mechanism.workflow`. The per-user simulator calls it, too. All draws of a report are here,
-except those of its seals.
+`common.mechanism.workflow`. The per-user simulator calls it, too. All random draws for a report are
+made here, except the draws for its seals.
 
-- Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). A
-  report holds one Bernoulli bit whose mean is this number in [0, 1].
+- Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). For
+  each step, the node keeps only one random bit, which is 1 with this probability.
 - Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
   step H.
 - Failures: an environment's error is discarded, because it may hold the user's data. The report
   then carries noise only. A report of an episode outside the batch's declared support also carries
   noise only.
 - Randomness: a deployed node draws from the system's CSPRNG. If a batch has a ``test_seed``, a node
-  with ``test_entry=True`` draws from streams keyed by (run, batch, slot, purpose). So the batch's
-  counts do not depend on which node served a slot, or when.
+  with ``test_entry=True`` draws from streams keyed by (run, batch, slot, purpose). The batch's
+  counts then depend neither on which node served a slot, nor on when.
 """
 
 import math
@@ -70,9 +70,10 @@ def slot_randomness(
 ) -> Randomness:
     """Returns the source of a draw: the CSPRNG or, in a permitted test batch, a keyed stream.
 
-    All draws of a report come from here, except for its seals. Privacy requires that seeded streams
-    are used only if the ledger records epsilon = infinity, as it does if there is a ``test_seed``.
-    Raises LocalError ``test-entry-refused`` if the batch is seeded and ``test_entry`` is false.
+    All random draws for a report use this source, except the draws for its seals. Privacy requires
+    that a batch with keyed streams has epsilon = infinity in the ledger. The ledger records this
+    for every batch with a ``test_seed``. Raises LocalError ``test-entry-refused`` if the batch is
+    seeded and ``test_entry`` is false.
     """
     if descriptor.test_seed is None:
         return SystemRandomness()
@@ -111,7 +112,7 @@ def play(
 ) -> Episode:
     """Runs a policy as `run_episode` does, but raises errors.
 
-    Only simulations may call it, because errors may hold user data.
+    Only simulations may call `play`, because errors may hold user data.
     """
     H, X = policy.shape
     states = np.empty(H + 1, dtype=np.int64)

@@ -1,24 +1,24 @@
 """The ledger of the privacy that people spend over their lives. The owner of their nodes keeps it.
 
-A person may report more than once: at several shufflers, or in several epochs. Then only the owner
-can add up what these reports reveal together. So the owner sets a lifetime limit (epsilon, beta),
-and a node charges each report to this ledger before it runs the episode:
+A person may report more than once: at several shufflers, or in several epochs. Only the owner can
+add up what all reports of a person reveal together. The owner sets a lifetime limit (epsilon,
+beta), and a node charges each report to this ledger before the node runs the episode:
 
-- A charge is refused if the exact composition of all the person's batches would exceed the limit
-  (`common.accounting.repeated_user_guarantee`, at the limit's beta and the dishonest fraction that
-  the owner demands). One transaction checks and charges, so racing nodes never exceed the limit
-  together.
+- A charge is refused if the person would then have spent more than the limit. The batches are
+  composed exactly (`common.accounting.repeated_user_guarantee`), at the limit's beta and the
+  dishonest fraction that the owner demands. One transaction checks and charges, so racing nodes
+  never exceed the limit together.
 - A charge is on disk before the episode begins. If the node dies later, or the batch is abandoned,
   the charge stays, because a report may have left. The charge is given back only if the report was
   dropped before its upload began.
 - A person is charged once a batch. A second charge for one batch is refused.
 
-All nodes of an owner, also those of different shufflers, share one SQLite file. Every transaction
-opens the file afresh. The transaction compares the file's number of changes with the head, a copy
-of this number in another folder (`common.process.heads`). So an older copy or an emptied file is
-refused, and no user is asked for an episode, even if the file is replaced while nodes run. The file
-is not encrypted. It lists the owner's people, under the ids that the shufflers know, with each
-person's batches.
+All nodes of an owner share one SQLite file, even if they serve different shufflers. Every
+transaction opens the file afresh. The transaction compares the file's number of changes with the
+head, a copy of this number in another folder (`common.process.heads`). If the file has the smaller
+number, it is an older copy or was emptied. The transaction is then refused, and no user is asked
+for an episode. This holds even if the file is replaced while nodes run. The file is not encrypted.
+For each person, under the id that the shufflers know, the file lists the person's batches.
 """
 
 import os
@@ -135,9 +135,9 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class PersonalLedger:
-    """The ledger in a file, for several threads and processes. Its methods block.
+    """The ledger in a file, for several threads and processes.
 
-    They raise LocalError ``unavailable`` if the file is unusable.
+    The methods block. If the file is unusable, they raise LocalError ``unavailable``.
     """
 
     file: Path
@@ -247,8 +247,8 @@ def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> Non
     """Stores in ``file``, open as ``database``, 31 bits of a digest of ``key``.
 
     ``key`` is the key of `users.opaque_id` for the users in this file. Does nothing if ``key`` is
-    None. Raises LocalError ``wrong-state`` if the file has a digest of another key. With a new key,
-    everybody would be a new user.
+    None. Raises LocalError ``wrong-state`` if the file has a digest of another key. With another
+    key, everybody would be a new user.
     """
     if key is None:
         return

@@ -1,24 +1,26 @@
 """A node inside an app, which drives the episodes of its users itself, many at once.
 
-An app shows actions to its users. Minutes or days later, the app learns what happened. The node's
-own code does everything else, as in `main`: checks, users, sealing, upload.
+An app shows actions to its users. Minutes or days later, the app learns what happened. Checks,
+users, sealing and upload use the same code as in a node process (`main`).
 
-A person's episode must survive a restart of the app. So the file of users has a `Row` for each
-person: the lease, the word that selects the policy, and the recorded steps (states and reward bits,
-never rewards). A row is as private as the app's own data about this person.
+A person's episode must survive a restart of the app, so the file of users has a `Row` for each open
+episode. A row has the lease, the word that selects the policy, and the recorded steps. A step has
+states and a reward bit, never the reward. A row is as private as the app's own data about this
+person.
 
 - Steps are erased as soon as the report is sealed, the person gives up or the time is over.
 - The sealed report takes the steps' place until the shuffler has it or the lease is over. Only
   shuffler and coordinator together can open it.
 - An app that never starts again leaves its last rows behind: delete its `state_dir`.
 
-If a user gives up or does not report in time, the report carries only noise and padding. So no
-missing report shows what a person did. If an app is gone for good, its leases end and its slots go
-to other users. Then its users' noise is missing, but nothing else about these users becomes known.
+If a user gives up or does not report in time, the node sends a report with only noise and padding.
+Otherwise a missing report could show what a person did. If an app is gone for good, its leases end
+and its slots go to other users. The app's users then add no noise, but others learn only that no
+report came.
 
 If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
-charge stays even if the user gives up. Whether a report holds an episode is as private as the
-episode itself. So a report of noise costs as much as any other report.
+charge stays even if the user gives up. A report of only noise is charged like any other report,
+because whether a report holds an episode is as private as the episode itself.
 """
 
 import asyncio
@@ -53,7 +55,7 @@ RecordedStep = tuple[int, int, int | None]
 
 
 class Row(Document):
-    """One user's episode. If ``steps`` is None, the report is sealed, or will be noise.
+    """A user's stored episode. If ``steps`` is None, the report is sealed, or will be noise.
 
     The episode's time is over at ``ends_at``. ``sealed`` is the report in hex.
     """
@@ -68,10 +70,11 @@ class Row(Document):
 
 
 class UserLease:
-    """One user's episode, from `Participant.lease`.
+    """A user's lease, which `Participant.lease` returned, and the user's episode.
 
-    For each step from 0 to H - 1, ask for an action with `act` and `record` what followed; then
-    `report`. After ``ends_at`` (seconds since 1970, UTC), noise is reported in the episode's place.
+    For each step from 0 to H - 1, the app calls `act` to get an action, then `record` to record
+    what followed. After the last step, the app calls `report`. After ``ends_at`` (seconds since
+    1970, UTC), noise is reported in the episode's place.
     """
 
     batch: BatchDescriptor
@@ -110,8 +113,9 @@ class UserLease:
         Returns when the step is on the disk, after some milliseconds. After a crash, the call may
         be repeated. Only one random bit of the reward is kept.
 
-        Raises LocalError: ``late`` if the episode is over, ``wrong-state`` if this is not the next
-        step or the action is not that of `act`, ``wrong-size`` if a value is out of its range.
+        Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if step
+        or state is not the next one, or if the action is not the one that `act` returned. Raises
+        LocalError ``wrong-size`` if a value is out of its range.
         """
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
@@ -237,17 +241,18 @@ class Participant(AsyncExitStack):
                 await finish([held.delivery for held in leases if held.delivery], DRAIN_SECONDS)
 
     async def lease(self, user: str) -> UserLease:
-        """Returns a user's lease. It stays the same until the report is sent, even after a restart.
+        """Returns a user's lease: the same lease until the report is sent, even after a restart.
 
         ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
-        `opaque_id` of this id. A person takes part once, or once an epoch if the settings
-        allow epochs and the person's lifetime limit is not reached.
+        `opaque_id` of this id. A person takes part once. If the settings allow epochs, a person
+        takes part once an epoch, until the person's lifetime limit is reached.
 
         Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
-        cannot be used. Raises LocalError ``user-unavailable`` if the user was asked before or the
-        report would pass the user's lifetime limit, and ``late`` if the episode is over. Raises
-        LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or has any blanks
-        but single spaces between words. Raises RemoteError if the shuffler refuses user or node.
+        cannot be used. Raises LocalError ``user-unavailable`` if the user was asked before, or if
+        the report would exceed the user's lifetime limit. Raises LocalError ``late`` if the episode
+        is over. Raises LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or
+        has any blanks but single spaces between words. Raises RemoteError if the shuffler refuses
+        user or node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -257,7 +262,7 @@ class Participant(AsyncExitStack):
         return held
 
     async def _ask(self, name: str) -> UserLease:
-        """Takes a slot for a user. Tries this app's nodes in turn, until one gets a slot."""
+        """Takes a slot for a user. Tries the app's nodes one after another, until one succeeds."""
         await asyncio.to_thread(self._users.admit, name)
         none = "no open batch has room for this user now; try again later"
         refused = LocalError("unavailable", none)
@@ -289,9 +294,9 @@ class Participant(AsyncExitStack):
         return None
 
     async def _begin(self, node: NodeState, job: Job, lease: Lease) -> UserLease:
-        """Charges the user. Then records, in one write, the lease and that the user was asked.
+        """Charges the user. One write then stores the lease and marks the user as asked.
 
-        If the app crashes before the charge, the user gets the same lease again. If it crashes
+        If the app crashes before the charge, the user gets the same lease again. If the app crashes
         after the charge, the charge stays. If the app cancels the call of `lease`, the next call
         returns the lease.
         """
@@ -318,7 +323,7 @@ class Participant(AsyncExitStack):
         self._send(held)
 
     def _send(self, held: UserLease) -> asyncio.Task[None]:
-        """Starts to send a user's report, once."""
+        """Starts to send a user's report. A second call starts nothing new."""
         if held.delivery is None:
             held.delivery = asyncio.create_task(self._deliver(held))
             held.delivery.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -333,9 +338,9 @@ class Participant(AsyncExitStack):
         return job
 
     async def _deliver(self, held: UserLease) -> None:
-        """Sends a user's report. Tries again until it is sent or refused, or the lease ends.
+        """Sends a user's report. Tries until the report is sent or refused, or the lease ends.
 
-        After the lease, forgets the user as soon as the file can be written.
+        Once the lease has ended, forgets the user as soon as the file can be written.
         """
         while True:
             try:
@@ -352,7 +357,7 @@ class Participant(AsyncExitStack):
         raise LocalError("late", "the lease ended before the report could be sent")
 
     async def _upload(self, held: UserLease) -> None:
-        """Sends a user's report, as noise if the time is over, and forgets the user."""
+        """Sends a user's report (noise if the episode's time is over), and forgets the user."""
         if held.row.steps is not None and self._clock() >= held.ends_at:
             held.keep(steps=None)
         job, row, chunk = await self._prepare(held), held.row, [held.row.lease]

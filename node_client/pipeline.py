@@ -1,18 +1,19 @@
 """Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
-A lease ends whether or not its report has arrived. So `ReportTiming` (pure: times are arguments)
-lets a node ask only as many users as it can serve within their leases. A node first seals a report
-of zeros to measure its speed (`Pipeline.rehearse`). While no report is accepted, it asks one user
-at a time, after a pause that doubles each time.
+A lease ends even if its report has not arrived. `ReportTiming` (pure: times are arguments) lets a
+node ask only users whom it can serve within their leases. A node first seals a report of zeros to
+measure its speed (`Pipeline.rehearse`). While no report is accepted, the node asks one user at a
+time, after a pause that doubles each time.
 
-An episode must end within a part of its lease (`Job.episode_time`). If a user takes longer, the
-report carries noise only and is sent in time, so no missing report shows that this user was slow.
+An episode must end within a part of its lease (`Job.episode_time`). If a user takes longer, a
+report of noise only is sent in time. Otherwise a missing report would show that this user was slow.
 
 A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
 one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
 earlier chunks, and still earlier ones are uploaded, so every core can always seal. A chunk takes
 one unit of ``capacity`` before its episodes run, and gives it back once the shuffler has decided on
-its reports. So if the shuffler stays unreachable, no more episodes begin, but the node runs on.
+its reports. If the shuffler stays unreachable, all units are soon taken and no more episodes begin,
+but the node runs on.
 
 A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
 for good. Nothing about an episode is stored or logged: totals count reports, without naming users.
@@ -79,10 +80,9 @@ class Rate:
 class ReportTiming:
     """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way`` is the number of asked users whose reports the shuffler has not decided.
-    ``in_vain`` is the number of chunks since the last accepted report. It starts at one, because no
-    report has been accepted yet. While it is above zero, the node asks one user at a time, and
-    nobody before ``retry_at``.
+    ``under_way`` counts users asked for their episode whose report the shuffler has not yet decided
+    on. ``in_vain`` starts at one and counts the chunks since the last accepted report. While
+    ``in_vain`` is above zero, the node asks one user at a time, and nobody before ``retry_at``.
     """
 
     lease_seconds: float = 0.0
@@ -94,10 +94,10 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
-        """Records the delivery of a chunk, whose ``messages`` were ready to be sealed at ``start``.
+        """Records that a chunk of ``messages``, ready to seal at ``start``, is delivered ``now``.
 
-        Chunks are sealed one after the other, so a chunk's own time begins when the previous
-        chunk's time ends.
+        Chunks are sealed one after another. If the previous chunk ends after ``start``, this
+        chunk's own time begins at that end.
         """
         self.messages.record(now - max(start, self._last_end), messages)
         self._last_end = now
@@ -123,7 +123,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns leases whose reports can be in time, after all reports that are under way."""
+        """Returns the leases with enough time for a report, after all reports under way."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -172,7 +172,7 @@ class Totals:
     """Counts of this process's episodes and reports.
 
     ``refused`` has counts by problem slug. ``failed`` counts the episodes in which the environment
-    failed. Their reports carry noise only.
+    failed. Reports of such episodes carry noise only.
     """
 
     episodes: int = 0
@@ -216,7 +216,7 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Returns whether an overdue episode still runs. Its report carried noise only."""
+        """Returns whether an overdue episode still runs, for which only noise was reported."""
         return self._episodes is not None and not self._episodes.done()
 
     async def rehearse(self, job: Job) -> None:
@@ -235,7 +235,7 @@ class Pipeline:
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
         """Runs and encodes these users' episodes; seals and uploads reports in the background.
 
-        Users whose leases end too soon are not asked. Returns the number of asked users.
+        Does not ask users whose leases end too soon. Returns how many users it asked.
         """
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):
@@ -270,7 +270,7 @@ class Pipeline:
         self.capacity.release()
 
     def in_time(self, job: Job, leases: Sequence[Lease]) -> list[Lease]:
-        """Returns leases whose reports can be in time. Call it before users are marked as asked."""
+        """Returns the leases with enough time for a report. Only their users may be asked."""
         L, now = job.keys.messages, self.clock()
         stuck, seconds = self.is_stuck, job.batch.episode_seconds or 0
         chosen = [] if stuck else self.timing.in_time(leases, L, now, seconds)
@@ -280,7 +280,7 @@ class Pipeline:
         return chosen
 
     async def _ask(self, job: Job, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Marks users as asked; returns the leases of those whose limit allows it."""
+        """Marks users as asked if their lifetime limit allows it; returns these users' leases."""
         users = [lease.user for lease in leases]
         asked = frozenset(await asyncio.to_thread(self.users.mark_asked, users, job.charge))
         return [lease for lease in leases if lease.user in asked]
@@ -373,7 +373,7 @@ class Pipeline:
         messages: Report,
         keep: Callable[[bytes], None],
     ) -> UploadReply:
-        """Seals and uploads a chunk; repeats both with the batch's current key if it has changed.
+        """Seals and uploads a chunk. If the batch's key has changed, repeats both with the new key.
 
         The shuffler does not read an upload with an outdated key, so it never gets a report twice.
         ``keep`` is called with the sealed reports before they leave.

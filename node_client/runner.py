@@ -2,13 +2,14 @@
 
 The nodes take turns polling for batches. A batch's descriptor is fetched and checked once
 (`trust`). A refused batch is logged once and skipped for a while. Leases are requested in small
-numbers, and nodes and open batches take turns. So all nodes take part in every batch that has room,
-and no more users are asked than can report in time. A node that holds its share of a batch leaves
-the batch to other nodes and asks again later, when some of its own leases may have ended. A process
-that has no users left or is too slow stays up and tells the shuffler why.
+numbers, so that no more users are asked than can report in time. Nodes and open batches take turns,
+so that all nodes take part in every batch that has room. If a node's owner holds the whole share of
+a batch, the node leaves the batch to other nodes. The node asks again later, when leases of its
+owner may have ended. A process that has no users left or is too slow stays up and tells the
+shuffler why.
 
-A refused batch is checked again after a pause, which doubles each time. So a clock that jumped, a
-key that is pinned later or an answer altered in transit does not exclude a batch for good.
+A refused batch is checked again after a pause, which doubles each time, because the cause may be
+temporary: a clock that jumped, a key that is pinned later, or an answer altered in transit.
 """
 
 import asyncio
@@ -44,11 +45,11 @@ _REVOKED = frozenset({"unauthorized", "forbidden"})
 
 @dataclass(slots=True)
 class NodeState:
-    """One node of this process.
+    """A node of this process, with its present limits.
 
-    ``revoked``: the shuffler refuses its token. ``quota_reached``: it may serve no new users.
-    ``out_of_users``: the batches for which it has no users left to ask. ``retry_at``: by batch id,
-    when to ask again after the refusal ``share-exceeded``.
+    ``revoked``: the shuffler refuses the node's token. ``quota_reached``: the node may serve no new
+    users. ``out_of_users``: the batches for which the node has no users left to ask. ``retry_at``:
+    for each batch id, when to ask again after the refusal ``share-exceeded``.
     """
 
     credential: Credential
@@ -269,7 +270,7 @@ class Runner:
             JOURNAL.note("over-limit", logging.WARNING, batch_id=batch_id, detail=detail)
 
     async def most_users(self, job: Job) -> int:
-        """Returns how many users may be asked now. Declines the batch if this may stay zero."""
+        """Returns how many users may be asked. Declines the batch if this number may stay zero."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
         if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
             try:
@@ -300,7 +301,7 @@ class Runner:
             self._log_failure(node, error)
 
     def record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
-        """Records why users were refused; returns leases whose slot numbers are in the batch."""
+        """Records why users were refused; returns the leases whose slots exist in the batch."""
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)
@@ -358,7 +359,7 @@ class Runner:
             JOURNAL.problem("batch-refused", error, batch_id=batch_id)
 
     def _log_failure(self, node: NodeState, error: RiffleError) -> None:
-        """Logs a failed call; marks a node whose token is refused as revoked."""
+        """Logs a failed call. If the node's token was refused, marks the node as revoked."""
         if error.slug in _REVOKED and not node.revoked:
             node.revoked = True
             name = node.credential.node_id
@@ -380,8 +381,8 @@ def _version(file: Path) -> tuple[int, int] | None:
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Returns how many users to name in one lease request, for reports of ``messages`` messages.
 
-    It is the node's fair share of the free slots, but at least the smallest chunk and at most the
-    largest (`sealing`), and never more than ``free`` or ``users_a_request``.
+    The node's fair share of the free slots is raised to the smallest chunk, or lowered to the
+    largest (`sealing`). The result never exceeds ``free`` or ``users_a_request``.
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

@@ -3,10 +3,10 @@
 Messages are sealed in a pool of processes. HPKE holds the GIL, so threads do not help. Vectors
 (`common.mechanism.sums`) are masked and sealed in threads. A vector needs only one key agreement,
 and threads need no copy of a large vector. A chunk is several whole reports of one batch,
-`LEAST_CHUNK` to `MOST_CHUNK` messages in all. The users of a chunk get their leases, are marked as
-asked and have their reports uploaded together, so they share the cost of each request. A chunk is
-sealed in tasks of about `TASK_MESSAGES` messages. A task takes one array of symbols, 4 bytes each,
-and returns the sealed reports in one bytes object.
+`LEAST_CHUNK` to `MOST_CHUNK` messages in all. The users of a chunk share one lease request, one
+write that marks them as asked, and one upload. A chunk is sealed in tasks of about `TASK_MESSAGES`
+messages. A task takes one array of symbols, 4 bytes each, and returns the sealed reports in one
+bytes object.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class SealingPool(AbstractContextManager["SealingPool"]):
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
     async def _seal(self, keys: SealKeys, rows: Report) -> bytes:
-        """Seals one task. If a worker dies, repeats its task: nothing of it was sent."""
+        """Seals one task. If a worker dies, repeats the task, because nothing was sent yet."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:

@@ -1,8 +1,9 @@
 """Settings of a node process (``RIFFLE_NODE_...`` variables), and the fields that a node may log.
 
 All settings are checked together at start-up. The log is for the node's own owner: its fields name
-no user, lease or episode. ``detail`` is the text of one of Riffle's own errors about a descriptor,
-a file or an answer of the shuffler, on one line (`common.protocol.errors.one_line`).
+no user, lease or episode. ``detail`` is one line with the text of one of Riffle's own errors
+(`common.protocol.errors.one_line`). Such an error is about a descriptor, a file or an answer of the
+shuffler.
 """
 
 import os
@@ -50,7 +51,7 @@ JOURNAL = Journal(
 
 
 class Credential(Document):
-    """One node's name and token at the shuffler."""
+    """The id, owner and token of one node at the shuffler."""
 
     node_id: Hex16
     owner: Name | None = None

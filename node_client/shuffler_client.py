@@ -95,9 +95,9 @@ class ShufflerClient:
     ) -> wire.UploadReply:
         """Sends frames, and repeats the same bytes until the shuffler has decided on each frame.
 
-        Raises RemoteError for a final problem of the whole body: ``late`` after ``deadline``
-        (seconds since 1970, UTC); ``outdated-key`` if ``batch_key`` (the id of the key to which the
-        reports are sealed) is not the batch's current key.
+        ``batch_key`` is the id of the key to which the reports are sealed. Raises RemoteError if
+        the whole body is refused for good: ``late`` after ``deadline`` (seconds since 1970, UTC),
+        or ``outdated-key`` if the batch has another key now.
         """
         request = self._request(f"/v1/batches/{batch_id}/reports", token, body)
         request.headers[wire.BATCH_KEY_HEADER] = batch_key
@@ -151,7 +151,7 @@ class ShufflerClient:
 
 
 def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
-    """Opens a client of one shuffler, which tries its replicas in turn and ignores proxies."""
+    """Opens a client of one shuffler. The client tries the replicas in turn and ignores proxies."""
     limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     transport = httpx.AsyncHTTPTransport(
         verify=endpoint.server_verification(ca_file), limits=limits, trust_env=False

@@ -1,17 +1,18 @@
-"""A durable list of a node process's users. It records who was asked, so nobody is asked twice.
+"""The users of a node process, and who of them was asked: durable, so nobody is asked twice.
 
 A user is one person, with one episode and one report over all runs, or in each epoch if the owner
 allows epochs. Before a node runs a user's episode, it marks the user as asked, in a synced
 transaction. If the node then crashes, it never asks that user again (with epochs: not before the
-next epoch). The slot's lease expires, and the shuffler gives the slot to somebody else.
+next epoch). The user's lease expires, and the shuffler gives the slot to somebody else.
 
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
 
 The node's owner lists the users of each node by the owner's own ids, such as e-mail addresses. The
-file of users and the shuffler know a user by `opaque_id`. So nobody without the owner's key can
-test whether a person took part, or take that person's place. With another key, everybody would be a
-new user. So the file has a digest of the key, and another key is refused.
+file of users and the shuffler know a user by `opaque_id`. Without the owner's key, nobody can
+compute these ids, so nobody can test whether a person took part, or take that person's place. With
+another key, everybody would be a new user. The file has a digest of the key, so that another key is
+refused.
 
 Simulated users have invented ids (16 bytes from the system's CSPRNG). One person could be asked
 under several invented ids, so these ids are for simulations and tests only.
@@ -60,7 +61,7 @@ def opaque_id(key: bytes, user: str) -> str:
 class Users:
     """The users of all nodes of one process, safe to use from several threads.
 
-    ``listed`` maps node ids to user ids. It is None if users are simulated or named by an app.
+    ``listed`` maps node ids to user ids, or is None if users are simulated or named by an app.
     ``key`` is the key of `opaque_id`. ``ledger`` is the owner's ledger, if people have a lifetime
     limit. The column ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises
     LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it, and
@@ -142,7 +143,7 @@ class Users:
         return [str(row[0]) for row in rows if row[0] not in skipped][:count]
 
     def over_limit(self, charge: Charge) -> set[str]:
-        """Returns the users whose lifetime limit is known to leave too little for a batch."""
+        """Returns the users who would exceed their lifetime limit with a batch, as far as known."""
         return self._over_limit.get(charge.batch_id, set())
 
     def mark_asked(
@@ -150,8 +151,8 @@ class Users:
     ) -> Sequence[str]:
         """Records durably that these users' episodes are about to be run, and charges them.
 
-        An app gives the user's ``episode`` (`participant.Row`). Returns the users whose episodes
-        may be run. The others have meanwhile spent their limit.
+        An app passes the user's ``episode`` (`participant.Row`). Returns the users whose episodes
+        may be run: all except those who have meanwhile spent their lifetime limit.
         """
         if self.ledger is not None and users:
             users = self.ledger.charge(users, charge)
@@ -166,9 +167,9 @@ class Users:
                 self.ledger.give_back([lease.user for lease in leases], charge)
 
     def set_aside(self, users: Iterable[str], charge: Charge = UNCHARGED) -> None:
-        """Skips users who have reported, or hold a slot elsewhere.
+        """Skips users who have reported or hold a slot elsewhere, until the process starts again.
 
-        They are skipped until the process starts again or, with epochs, until the epoch ends.
+        With epochs, skips these users only until the epoch ends.
         """
         self._aside.update(dict.fromkeys(users, bars_until(charge.epoch)))
 
@@ -177,7 +178,7 @@ class Users:
         return [row[0] for row in self._rows("SELECT episode FROM users WHERE episode NOTNULL", ())]
 
     def keep_episode(self, user: str, episode: str | None) -> None:
-        """Replaces or deletes a user's episode. Overwrites the former one, also in SQLite's log.
+        """Replaces or deletes a user's episode. Overwrites the old one in SQLite's file and log.
 
         Copies in a file system, on a flash disk or in a backup are not overwritten.
         """

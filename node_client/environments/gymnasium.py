@@ -2,9 +2,9 @@
 
 The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
 values of the observation space and one absorbing state, for episodes that terminate or are
-truncated early. A Gymnasium environment has its own random generator. Every episode seeds this
-generator with 64 bits of the given randomness. So test runs are reproducible, but runs of a
-deployed node are not.
+truncated early. A Gymnasium environment has its own random generator. `reset` seeds this generator
+with 64 bits from its argument ``randomness``. Test runs pass keyed streams, so they are
+reproducible; runs of a deployed node are not.
 
 Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
 ``P[x][a]``, a list of (probability, x', reward, terminated). The MDP of such an environment is
@@ -26,7 +26,7 @@ GymnasiumLike: TypeAlias = Any
 
 
 class GymnasiumEnvironment:
-    """A Gymnasium environment whose rewards are in [low, high], run for at most ``horizon`` steps.
+    """A Gymnasium environment with rewards in [low, high] and at most ``horizon`` steps.
 
     Observations and actions are numbered from 0, whatever the ``start`` of their space is. Raises
     LocalError ``invalid-spec`` if a space is not discrete.
@@ -51,7 +51,7 @@ class GymnasiumEnvironment:
         return int(observation) - int(self._states.start)
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Takes an action. Both truncation and termination count as an early end."""
+        """Takes an action. If Gymnasium terminates or truncates the episode, it ends early."""
         native = action + int(self._actions.start)
         observation, reward, terminated, truncated, _ = self._env.step(native)
         state = int(observation) - int(self._states.start)

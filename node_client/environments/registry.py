@@ -10,9 +10,9 @@
 The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
 sizes are fixed, the given sizes must equal them.
 
-An external environment comes from another package, a Python file or a Python object. It is checked
-when it is made, so that a mistake is reported in one line. A later fault, in `reset` or `step`,
-makes an episode fail (`node_client.episode`).
+An external environment comes from another package, a Python file or a Python object. `make` checks
+such an environment, and reports a mistake in one line. If `reset` or `step` raises an error later,
+the episode fails (`node_client.episode`).
 """
 
 import importlib
@@ -60,12 +60,12 @@ _SIZES = frozenset({"states", "actions", "horizon"})
 def make(reference: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
-    In place of an id, simulations may give an environment with Riffle's or Gymnasium's interface,
-    or a function or class that makes one.
+    ``reference`` is an id. Simulations may instead give an environment with Riffle's or Gymnasium's
+    interface, or a function or class that makes such an environment.
 
-    Raises LocalError ``invalid-spec`` for an unknown id or parameter (the detail names the most
-    similar known name), a value out of range, sizes that this environment does not have, or a
-    mistake in an external environment (the detail names the line).
+    Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, or if this
+    environment has other sizes. For an unknown name, the detail gives the most similar known name.
+    The same error reports a mistake in an external environment; its detail names the line.
     """
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(reference, str):
@@ -155,7 +155,7 @@ def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
 
 
 def _make_own(name: str, builder: Constructor, values: dict[str, Parameter]) -> Environment:
-    """Makes one of Riffle's own environments. Its builder refuses wrong types and values."""
+    """Makes an environment of Riffle or Gymnasium; refuses parameters of a wrong type or value."""
     try:
         if name in BUILDERS:
             builder = validate_call(config=ConfigDict(strict=True))(builder)
@@ -243,7 +243,7 @@ def _riverswim(states: int = 4, horizon: int = 6) -> Environment:
 def _bandit(
     actions: int = 20, sigma: float = 0.1, seed: int = 0, means: list[float] | None = None
 ) -> Environment:
-    """A bandit. Each user's mean rewards differ randomly from the arms' (paper 000, section VI)."""
+    """A bandit. Each user's mean rewards vary around the arms' means (paper 000, section VI)."""
     arms = global_means(actions, seed) if means is None else np.array(means, np.float64)
     return BanditEnvironment(arms, sigma)
 
