@@ -1,10 +1,10 @@
 """The shuffler: the only service that nodes talk to.
 
-It collects reports until a batch has n of them, each from another user. It removes their outer
-seals, permutes all their messages and hands the messages to the analyzer. The shuffler never sees a
-plaintext message, and the analyzer never sees who sent which message or when. If the batch's
-aggregation is ``sums``, each report is a public key and a masked vector. Then the shuffler hands
-over the sum of all vectors and the permuted keys.
+For each batch, the shuffler collects reports until n different users have reported. It removes the
+reports' outer seals, permutes all messages of the batch and hands them to the analyzer. The
+shuffler never sees a plaintext message, and the analyzer never sees who sent which message or when.
+If the batch's aggregation is ``sums``, each report is a public key and a masked vector. For such a
+batch, the shuffler hands over the sum of all vectors and the permuted keys.
 
 The path of a report:
 

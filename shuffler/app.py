@@ -140,7 +140,7 @@ async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) ->
 async def list_batches(
     request: Request, token: NodeToken, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
-    """Lists open batches. With ``accepting``, waits until one of them has a free slot."""
+    """Lists open batches. With ``accepting``, waits for and lists only batches with free slots."""
     async with node_of(request, token):
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
@@ -209,7 +209,7 @@ async def status(
 
 @router.get("/v1/deposits", dependencies=[CoordinatorOnly])
 async def deposits(core: Core) -> wire.Deposits:
-    """Lists the ids of open batches, for a coordinator whose store may be an older copy.
+    """Lists the ids of open batches, for a coordinator that may run on an older copy of its store.
 
     The list tells the coordinator no more than the statuses of batches, which the coordinator may
     read anyway.

@@ -1,7 +1,7 @@
 """Tells callers apart by their tokens. Decides which routes a caller may use, and how often.
 
-The store has the hashes of nodes' tokens. The settings have the hashes of three other tokens: the
-coordinator's, the operator's and that of a reader of the metrics.
+The store has the hashes of nodes' tokens. The settings have the hashes of three other tokens: for
+the coordinator, for the operator and for readers of the metrics.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
 
 
 def authenticator(settings: Settings) -> Authenticator:
-    """Returns the authenticator of the callers whose tokens are in the settings."""
+    """Returns the authenticator of all callers except nodes, with the hashes from the settings."""
     keys = {
         "coordinator": Credential(
             settings.coordinator_hash(), COORDINATOR, "coordinator/shuffler_token"
@@ -65,7 +65,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""Callers of the routes that both may call. The coordinator gets less in the answers."""
+"""Callers of the routes that coordinator and operator share. The coordinator is told less."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:

@@ -48,7 +48,7 @@ MAX_ENTRIES = 4_096
 
 
 class Shuffler:
-    """One shuffler on one data directory. Create and close it inside a running event loop."""
+    """A shuffler on one data directory. Create and close it inside a running event loop."""
 
     def __init__(
         self, settings: Settings, clock: Clock, metrics: ShufflerMetrics | None = None
@@ -87,7 +87,7 @@ class Shuffler:
     async def start(self) -> None:
         """Resumes the work of the last process, however that process stopped.
 
-        A batch whose secret is lost is given up, so that it does not block other batches.
+        If a batch's secret is lost, gives up the batch, so that it does not block other batches.
         """
         self._listening = asyncio.create_task(listen(self._store.engine, self._on_notification))
         await self.batches.tidy()
@@ -134,18 +134,18 @@ class Shuffler:
         await self._store.write(batch_rows.decline, batch_id, reason, self.now)
 
     def upload_limit(self, batch: batch_rows.Batch) -> int:
-        """Returns the largest size, in bytes, of an upload to a batch. One report always fits."""
+        """Returns the size limit of an upload to a batch, in bytes. One report always fits."""
         frame = wire.LEASE_BYTES + batch.report_bytes
         return max(frame, min(self.settings.max_upload_bytes, wire.MAX_USERS_A_LEASE * frame))
 
     async def upload(
         self, batch: batch_rows.Batch, node_id: str, body: bytes, began: float
     ) -> wire.UploadReply:
-        """Stores reports. Those with the outcome ``accepted`` are durable when this returns.
+        """Stores reports; on return, all reports with the outcome ``accepted`` are durable.
 
         ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
-        if the body is not a whole number of frames, and LocalError ``too-many-requests`` if the
-        node sends reports too fast or too many writes wait.
+        if the body is not a whole number of frames. Raises LocalError ``too-many-requests`` if the
+        node sends reports too fast, or if too many writes wait.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
@@ -171,7 +171,8 @@ class Shuffler:
     ) -> tuple[list[Frame], ReportCipher | None]:
         """Opens every outer seal, so that only reports that open are stored.
 
-        If the batch is over or its secret is lost, opens no report, and returns no cipher.
+        If the batch is not open any more, or its secret is lost, opens no report and returns no
+        cipher.
         """
         if batch.state == "open":
             try:
@@ -224,7 +225,7 @@ class Shuffler:
         return shown
 
     async def ready(self) -> None:
-        """Raises LocalError ``unavailable``, with the reason, unless store and vault work."""
+        """Raises LocalError ``unavailable``, with the reason, if disk, store or vault fails."""
         await self._probed.get()
 
     async def _probe(self) -> None:
@@ -256,8 +257,8 @@ def store_head(settings: Settings) -> Head:
 def preflight(settings: Settings) -> None:
     """Checks all that could stop the service from starting, before it takes its port.
 
-    Raises LocalError if a key, a token or the store is missing or damaged, or if a newer version of
-    this program wrote the store.
+    Raises LocalError if a key, a token or the store is missing or damaged. Raises LocalError, too,
+    if a newer version of this program wrote the store.
     """
     settings.demands()
     read_pins(settings.analyzer_keys_file)
@@ -283,8 +284,8 @@ def preflight(settings: Settings) -> None:
 class Admission:
     """Caches nodes by token and batches by id.
 
-    It keeps at most `MAX_ENTRIES` answers, each for `CACHE_SECONDS` or until ``changes`` signals a
-    change. ``clock`` returns seconds.
+    Keeps at most `MAX_ENTRIES` answers. An answer is kept for `CACHE_SECONDS`, but not after
+    ``changes`` has signalled a change. ``clock`` returns seconds.
     """
 
     def __init__(

@@ -75,9 +75,9 @@ class BatchLifecycle:
     ) -> tuple[SignedDescriptor, bool]:
         """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
-        Raises the RemoteErrors of `accept_deposit`, RemoteError ``descriptor-conflict`` if the
-        batch has another descriptor, and LocalError if too many batches are open or the disk is too
-        small.
+        Raises the RemoteErrors of `accept_deposit`. Raises RemoteError ``descriptor-conflict`` if
+        the batch already has another descriptor. Raises LocalError if too many batches are open or
+        the disk is too small.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:  # an earlier request may have failed before it wrote the head
@@ -203,19 +203,21 @@ class BatchLifecycle:
         """Erases a batch that the analyzer has received; counts failed messages of each node.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
-        claims, without proof, that these did not open or named no counter. So the coordinator may
-        name any messages, with these effects:
-        - It learns nothing. No answer, check, status, record or time depends on who sent these
-          messages, and its token cannot read the list of nodes.
-        - It can show the shuffler's operator how many messages of its choice each node sent. If the
-          two collude, they can find this out anyway. The operator sees each node's sum over all
-          batches, never a batch, slot or user. A batch adds at most `MAX_NAMED` messages.
-        - It can blame nodes, but only at random or by the content of messages. So blame has no
-          automatic effect. The coordinator can notice a revocation, so the operator should wait for
-          several batches before revoking a node.
+        claims, without proof, that these messages did not open or named no counter. A dishonest
+        coordinator may name any messages, with these effects:
 
-        Raises RemoteError ``malformed`` unless ``failed`` has places of messages in ascending
-        order. In a batch of sums, nothing can fail, so ``failed`` must be empty.
+        - The coordinator learns nothing. No answer, check, status, record or time depends on who
+          sent these messages, and the coordinator's token cannot read the list of nodes.
+        - The coordinator can choose messages, and the shuffler's operator then sees how many of
+          them each node sent. If coordinator and operator collude, they can find this out anyway.
+          The operator sees each node's sum over all batches, never a batch, slot or user. A batch
+          adds at most `MAX_NAMED` messages.
+        - The coordinator can blame nodes, but only at random or by the content of messages.
+          Therefore blame has no automatic effect. The coordinator can notice a revocation, so the
+          operator should wait for several batches before revoking a node.
+
+        Raises RemoteError ``malformed`` if ``failed`` is not an ascending list of messages' places.
+        In a batch of sums, nothing can fail, so ``failed`` must be empty.
         """
         batch = await self._store.read(batch_rows.find, batch_id)
         messages = 0 if batch.word_bits else batch.n * batch.L
@@ -248,7 +250,7 @@ class BatchLifecycle:
         return status
 
     async def give_up(self, batch_id: str) -> None:
-        """Gives up a batch whose secret is lost, unless its messages have been handed over."""
+        """Abandons a batch that has lost its secret, unless its messages have been handed over."""
         state = await self._store.write(batch_rows.give_up, batch_id)
         if state in batch_rows.NEED_SECRET:  # in other states, the secret was destroyed on purpose
             note("secret-lost", batch_id=batch_id, state=state)
@@ -256,7 +258,7 @@ class BatchLifecycle:
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch whose secret is lost; returns how many batches still have theirs.
+        """Gives up every batch that has lost its secret; returns how many others need their secret.
 
         Raises LocalError ``unavailable`` if a secret exists but cannot be read.
         """
@@ -272,7 +274,7 @@ class BatchLifecycle:
     async def tidied(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Returns the result of a query after `tidy`. If nothing is due, this is a single read."""
+        """Returns the result of a query after `tidy`. If nothing is due, reads only once."""
 
         def read(connection: Connection) -> tuple[T] | None:
             return None if self._due(connection) else (query(connection, *args, **kwargs),)

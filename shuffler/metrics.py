@@ -2,23 +2,23 @@
 
 **Metrics** for Prometheus show single uploads, so only the operator may read them. Counters and
 histograms cover this process only. Gauges that are read from the store are the same at every
-replica. So over replicas, take a gauge's maximum, not its sum. No label names a node, a user or a
-batch.
+replica: take their maximum over replicas, not their sum. No label names a node, a user or a batch.
 
 **Conservation records** account for everything sent to a batch: accepted = held + forwarded +
 dropped. Each term is counted separately, so the equation reveals a lost report. A report counts as
-accepted when it is stored. Then it counts as held until its bytes are handed over (forwarded) or
-its batch ends without a hand-over (dropped).
+accepted once it is stored, and as held while its bytes wait for the hand-over. Once the bytes are
+handed over, the report counts as forwarded. If its batch ends without a hand-over, the report
+counts as dropped.
 
-The coordinator sees every message. It must not also learn who was slow, late or refused, because
-the accountant does not cover that. The coordinator's record (`for_coordinator`) of a full batch has
-only what follows from state, n and L. The coordinator's record of an open or abandoned batch shows
-at most how many tenths of n have reported, and only if n is at least `SMALLEST_SHOWN`. So a tenth
-is at least ten reports. The number of tenths changes at most once in `REFRESH_SECONDS`. Only the
-operator sees refusals.
+The coordinator sees every message. The accountant does not cover who was slow, late or refused, so
+the coordinator must not learn this as well. The coordinator's record (`for_coordinator`) of a full
+batch has only what follows from state, n and L. The coordinator's record of an open or abandoned
+batch shows at most how many tenths of n have reported. If n is below `SMALLEST_SHOWN`, the record
+does not show the tenths, so a tenth is at least ten reports. The number of tenths changes at most
+once in `REFRESH_SECONDS`. Only the operator sees refusals.
 
-**The log** has only the fields of `JOURNAL`. It never names a node, user, lease or slot: a log that
-shows who sent something, and when, would undo the shuffle for anyone who reads it.
+**The log** has only the fields of `JOURNAL`. The log never names a node, user, lease or slot. If a
+log showed who sent something, and when, it would undo the shuffle for anyone who reads the log.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,12 +1,12 @@
 """The shuffle: one permutation of all messages of all reports.
 
 The permutation sorts 128-bit numbers from an AES-256-CTR keystream. The keystream's 32-byte key is
-drawn from the system's CSPRNG when the batch is deposited. So the permutation is uniform, up to an
-adversary's advantage against the cipher and the probability that two of the numbers are equal
-(`common.mechanism.shuffle_model.permutation`).
+drawn from the system's CSPRNG when the batch is deposited. The permutation is uniform, with two
+small errors: an adversary's advantage against the cipher, and the probability that two of the
+numbers are equal (`common.mechanism.shuffle_model.permutation`).
 
-Reports enter in the order of their slots, whatever their order of arrival. So the same secret and
-the same reports give the same bytes after a crash, and the permuted bytes need never be stored.
+Reports enter in the order of their slots, whatever their order of arrival. After a crash, secret
+and reports therefore give the same bytes again, so the permuted bytes need never be stored.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ class Release:
 
 
 def senders(places: Sequence[int], key: bytes, *, n: int, L: int) -> list[int]:
-    """Returns, for each place in the hand-over, the slot of the report whose message is there."""
+    """Returns the slots of the reports that held the messages at these places of the hand-over."""
     order = permutation(n * L, Keystream(key))
     return [int(slot) for slot in order[np.array(places)] // L]
 
@@ -83,8 +83,8 @@ def permute_messages(
     """Returns all messages of n reports, permuted, in shape (n * L, message bytes).
 
     Each upload has slots and their concatenated reports; the order of uploads does not matter.
-    ``key`` has 32 bytes. Raises LocalError, and releases nothing, unless each of the n slots has
-    one report. In a sealed batch, only a damaged store can cause this error.
+    ``key`` has 32 bytes. If any of the n slots does not have exactly one report, raises LocalError
+    and returns nothing. In a sealed batch, only a damaged store can cause this error.
     """
     places = np.empty((n, L), dtype=np.int64)  # each message's place: the inverse permutation
     places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)

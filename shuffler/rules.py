@@ -10,12 +10,13 @@ A deposited descriptor is accepted when (`accept_deposit`, in this order)
 - its time for an episode is no longer than the operator allows, because a lease lasts even longer;
 - its analyzer key is pinned, if the operator has pinned any;
 - the operator allows its trust model and its aggregation;
-- its epochs are as long as the operator's, and its own epoch is the current one or the next;
+- its epochs have the length that the operator sets, and its own epoch is the current one or the
+  next;
 - n is at least the operator's smallest, and neither hand-over nor report is too large;
 - it asks for seeded noise only if the operator allows that for tests (``TEST_ENTRY``);
 - it lets one owner's nodes hold no more slots than the operator allows;
-- its guarantee, which the shuffler recomputes, is at least as strong as the operator demands and
-  the descriptor promises.
+- its guarantee, which the shuffler recomputes, is as strong as the operator demands and as the
+  descriptor promises, or stronger.
 
 `decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
 once, over all batches and runs. Parallel composition over batches depends on this rule. If the
@@ -53,12 +54,16 @@ Outcome = Literal[
     "wrong-key",
     "reused-key",
 ]
-"""``reused-key``: in a batch of sums, an accepted report has the same key E (`report_rows`)."""
+"""``reused-key``: in a batch of sums, an accepted report already has the same public key E
+(`report_rows`).
+"""
 
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""A ``live`` lease may report, a ``reported`` one has, and one that is ``over`` never will."""
+"""A ``live`` lease may report. A ``reported`` lease has a report. A lease that is ``over`` has no
+report and may not report any more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +177,9 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns the coordinator's part of a status, without numbers that change with every report.
 
     The coordinator also sees every message. If it also saw when the count of reports changes, it
-    would learn when people report, which the shuffler must hide. It may see ``declined``: the
-    reasons why nodes decline, but never which nodes or how many. No single report changes
-    ``declined``.
+    would learn when people report, which the shuffler must hide. The coordinator may see
+    ``declined``: the reasons why nodes decline, but not which nodes decline, or how many. No single
+    report changes ``declined``.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -188,13 +193,13 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
 def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
-    ``lapses`` has the number of leases that expired without a report, and the times of the first
-    and the last of them. An owner must wait if they have more than one lapse for every
+    ``lapses`` has three numbers: how many leases expired without a report, and when the first and
+    the last of these leases expired. An owner must wait if they have more than one lapse for every
     `REPORTS_A_LAPSE` reports. Meanwhile others can take the slots. The wait begins at the last
-    lapse. Its length is a lease's life plus the time from the first lapse to the last. If an owner
-    never sends a report, the successive waits are 1, 3, 7, ... times a lease's life. So this owner
-    holds slots for an ever smaller part of the batch's life. If the wait were endless, one crash
-    could end a batch that has few owners.
+    lapse, and lasts for a lease's life plus the time from the first lapse to the last. If an owner
+    never sends a report, the successive waits are 1, 3, 7, ... times a lease's life. Such an owner
+    therefore holds slots for an ever smaller part of the batch's life. If the wait were endless,
+    one crash could end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
@@ -211,9 +216,9 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
-    has a live lease elsewhere, with which an episode may be running. Both cases get the same
-    refusal. Only a node that has room gets this refusal. So a node that tries out ids, to learn who
-    has reported, may spend a slot on each id.
+    has a live lease elsewhere, with which an episode may be running. The refusal is the same in
+    both cases, and is given only to a node that has room. A node that tries out ids to learn who
+    has reported may therefore spend a slot on each id.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -227,8 +232,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 def coarse_slots(free: int, n: int) -> int:
     """Returns the free slots of a batch as nodes see them.
 
-    Exact numbers would show when a single lease changes. So the number is rounded up to a multiple
-    of ceil(n / 10), but never above n. For n < `SMALLEST_SHOWN`, it is 0 or n.
+    Exact numbers would show when a single lease changes. The result is therefore rounded up to a
+    multiple of ceil(n / 10), but never above n. For n < `SMALLEST_SHOWN`, the result is 0 or n.
     """
     step = n if n < SMALLEST_SHOWN else ceil(n / 10)
     return min(n, step * ceil(free / step))
@@ -251,9 +256,9 @@ def judge_frame(
     under the batch's key. ``reported``: the lease's user has reported with another lease, in any
     batch. ``accepting``: the batch is open and has not expired.
 
-    A repetition is recognised first, whatever the state of the batch. So a node whose answer was
-    lost always learns that its report is stored. A batch that is over has forgotten the leases
-    without a report, so an unknown lease counts as late.
+    A repetition is recognised first, whatever the state of the batch. If an answer is lost, the
+    node can therefore repeat its upload and always learns that its report is stored. Once a batch
+    is over, its leases without a report are forgotten, so an unknown lease counts as late.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

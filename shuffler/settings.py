@@ -1,7 +1,7 @@
 """Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
 
-The value of a variable can be a key or hash. A variable whose name ends with ``_FILE`` names a file
-with the key or hash. Keys and hashes are hexadecimal; a file may end with a newline.
+A key or hash is either the value of a variable, or in a file that a variable with the ending
+``_FILE`` names. Keys and hashes are hexadecimal; a file may end with a newline.
 """
 
 import math

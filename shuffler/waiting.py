@@ -1,7 +1,7 @@
 """Bounds the number of long polls that wait, and the bytes of uploads being received.
 
-Long polls wait for a `ChangeSignal`. One `Budget` limits the number of long polls, another the
-bytes of uploads.
+Long polls wait for a `ChangeSignal`. A `Budget` limits the number of long polls. A second `Budget`
+limits the bytes of uploads.
 """
 
 import asyncio

@@ -210,7 +210,7 @@ def abandon_open(connection: sa.Connection) -> None:
 
 
 def give_up(connection: sa.Connection, batch_id: str) -> BatchState:
-    """Gives up a batch whose secret is lost, unless it has been handed over or has ended.
+    """Gives up a batch that has lost its secret, unless it has been handed over or has ended.
 
     Returns the previous state.
     """
@@ -254,10 +254,10 @@ def acknowledge(
 ) -> None:
     """Records that the analyzer has the messages, so that the batch will be erased.
 
-    ``failed`` has the slot of each failed message. One transaction counts these messages
-    against their nodes and ends the batch, so neither a repetition nor another replica counts them
-    again. Raises RemoteError ``wrong-state`` if the digest does not match, or if the batch was not
-    handed over.
+    ``failed`` has the slot of each failed message. One transaction ends the batch and adds these
+    messages to the failures of the nodes that sent them. Neither a repetition nor another replica
+    can therefore add them again. Raises RemoteError ``wrong-state`` if the digest does not match,
+    or if the batch was not handed over.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -268,7 +268,7 @@ def acknowledge(
 
 
 def to_clean(connection: sa.Connection) -> list[str]:
-    """Returns the batches that are over and whose secret or reports may still exist."""
+    """Returns the ids of batches that are over but may still have a secret or reports."""
     return list(connection.scalars(sa.select(batches.c.batch_id).where(_UNCLEAN)))
 
 
@@ -288,7 +288,7 @@ def mark_clean(connection: sa.Connection, batch_id: str) -> None:
 
 
 def holding_secrets(connection: sa.Connection) -> set[str]:
-    """Returns the batches that are not over; each of them needs its secret."""
+    """Returns the ids of the batches that still need their secret, because they are not over."""
     query = sa.select(batches.c.batch_id).where(batches.c.state.in_(NEED_SECRET))
     return set(connection.scalars(query))
 
@@ -344,8 +344,8 @@ def count_dropped(connection: sa.Connection, batch_id: str, frames: Mapping[str,
 def bind_to_vault(connection: sa.Connection, identity: int) -> None:
     """Records which vault has this store's secrets.
 
-    If another vault is recorded, raises LocalError ``unavailable``: with the wrong vault, every
-    batch would seem to have lost its secret and would be given up.
+    If another vault is recorded, raises LocalError ``unavailable``. With the wrong vault, every
+    batch would seem to have lost its secret, and would be given up.
     """
     bound = read_number(connection, meta, "vault")
     if bound is None:
@@ -360,7 +360,7 @@ def bind_to_vault(connection: sa.Connection, identity: int) -> None:
 
 
 def count_stored(connection: sa.Connection, batch_id: str) -> int:
-    """Returns the number of reports whose bytes are in the store."""
+    """Returns how many reports of a batch are in the store."""
     query = sa.select(sa.func.sum(reports.c.held)).where(reports.c.batch_id == batch_id)
     return int(connection.scalar(query) or 0)
 

@@ -4,9 +4,10 @@ The committer groups waiting writes into one transaction and answers them after 
 sync costs the same for one write as for fifty. Under load the groups grow, so each write costs
 less. No answer leaves before the commit has returned.
 
-If a job fails, the committer rolls the whole group back and runs it again with a savepoint around
-each job, so only the failed job is undone. A job may then run twice, but only one run counts. Jobs
-hardly ever fail, so the first run has no savepoints, which cost two statements per job.
+If a job fails, the committer rolls the whole group back and runs the group again. The second run
+has a savepoint around each job, so only the failed job is undone. A job may then run twice, but
+only one run counts. Jobs hardly ever fail, so the first run has no savepoints, which cost two
+statements per job.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ MAX_GROUP = 64
 
 
 Answer = Callable[[], None]
-"""Passes a job's outcome to its future. It is called only after the group's commit."""
+"""Passes a job's outcome to the job's future. Called only after the group's commit."""
 
 
 @dataclass(frozen=True, slots=True)

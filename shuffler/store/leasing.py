@@ -1,14 +1,15 @@
 """The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
-A slot is one of the n places of a batch. A lease gives a slot to one user until the lease expires.
-Then the slot may go to another user. The first lease stays stored without its slot, so that a
-report under it is refused as late. Only the newest lease of a user may report.
+A slot is one of the n places of a batch. A lease gives a slot to one user. Once the lease has
+expired, the slot may go to another user. The expired lease stays stored without its slot, so that a
+report under this lease is refused as late. Only the newest lease of a user may report.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
-reports, marks their leases and, with the n-th distinct report, seals the batch. So a crash cannot
-leave a stored report whose lease is not marked, or a marked lease without a report. Only a user's
-newest lease can be marked, and the mark shows that its user has reported. With epochs, the user may
-then get a lease of a later epoch.
+accepted reports and marks the leases of these reports. With the n-th distinct report, the
+transaction also seals the batch. A crash can therefore leave neither a stored report with an
+unmarked lease, nor a marked lease without a report. Only a user's newest lease can be marked, and
+the mark shows that this user has reported. With epochs, the user may then get a lease of a later
+epoch.
 """
 
 from collections import Counter
@@ -142,10 +143,10 @@ def build_frames(
     """Returns the frames of an upload.
 
     ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, or None
-    for a report that does not open. If ``opened`` is missing, no report counts as opened. Without
-    ``whole``, a report's digest covers only the key and tag of its outer seal, because hashing a
-    long vector costs more than all other work. Only the report's sender can make another report
-    with the same key and tag.
+    for a report that does not open. If ``opened`` is missing, no report counts as opened. If
+    ``whole`` is false, a report's digest covers only the key and tag of the report's outer seal.
+    Hashing a long vector would cost more than all other work. Only the report's sender can make
+    another report with the same key and tag.
     """
     parts = sealed if whole else [bytes(s[:KEY_BYTES]) + s[-TAG_BYTES:] for s in sealed]
     digests = [sha256(part).digest() for part in parts]
@@ -204,10 +205,10 @@ def _reported_elsewhere(
     *,
     accepting: bool,
 ) -> set[str]:
-    """Returns the leases whose users have reported with another lease.
+    """Returns each lease in ``lease_ids`` if its user has reported with another lease.
 
-    A live lease is its user's newest lease, so no later lease has reported. So users are not looked
-    up if all leases of their group are live or have reported.
+    A live lease is its user's newest lease, so no later lease has reported. If all leases of a
+    group are live or have reported, their users are therefore not looked up.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:
@@ -241,9 +242,9 @@ def _write(
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The running count only decides when to count afresh. The fresh count of stored rows decides
-    whether to seal: the noise was calibrated for n people, so fewer people behind n reports would
-    get a weaker guarantee.
+    The running count only decides when to count afresh. Only the fresh count of stored rows may
+    seal the batch. The noise is calibrated for n people, so fewer people behind n reports would get
+    a weaker guarantee.
     """
     if not added or batch.reports + added < batch.n:
         return False

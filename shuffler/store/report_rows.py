@@ -1,18 +1,18 @@
 """Accepted reports in the store, and the disk that they need.
 
-One row has the reports of an upload, encrypted together.
+The reports of one upload share one row, encrypted together.
 
 In a batch of sums, a report is a public key E and a masked vector. The store keeps one sum of all
 vectors, and the keys E with their slots. The transaction that accepts an upload adds the upload's
-vectors to the sum. So a batch of any size needs memory and disk for only a few vectors, and its
-hand-over takes no time.
+vectors to the sum. A batch of any size therefore needs memory and disk for only a few vectors, and
+no vectors are left to add at the hand-over.
 
-One transaction changes sum, keys, leases and the count of reports. So after a crash, and on any
-replica, the sum is over exactly the accepted reports. The sum is encrypted under the batch's secret
-and bound to the number of its reports.
+Sum, keys, leases and the count of reports change in one transaction. Even after a crash, and on any
+replica, the sum therefore has the vectors of exactly the accepted reports. The sum is encrypted
+under the batch's secret and bound to the number of its reports.
 
-Each key E may occur once in a batch. The store recognises a repeated key by its tag. Only the
-batch's secret can make a tag, so the tags of an erased batch do not reveal its keys.
+Each key E may occur once in a batch. The store recognises a repeated key by its tag. A tag can be
+computed only with the batch's secret, so the tags of an erased batch do not reveal its keys.
 """
 
 from collections.abc import Generator, Sequence
@@ -72,7 +72,7 @@ def insert_reports(
 
 
 def stored_slots(connection: Connection, batch_id: str) -> list[int]:
-    """Returns the slots of the reports whose bytes are in the store."""
+    """Returns the slots of the stored reports of a batch."""
     query = select(reports.c.slots).where(reports.c.batch_id == batch_id)
     return [slot for slots in connection.scalars(query) for slot in read_slots(slots)]
 
@@ -86,7 +86,7 @@ def stored_reports(connection: Connection, batch_id: str) -> Generator[tuple[lis
 
 
 def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
-    """Deletes the stored reports of the uploads whose first slots are in ``slots``."""
+    """Deletes the stored reports of every upload that has its first slot in ``slots``."""
     of_slots = reports.c.slot.between(slots.start, slots.stop - 1)
     connection.execute(delete(reports).where(reports.c.batch_id == batch_id, of_slots))
 
@@ -124,7 +124,7 @@ def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
 
 
 def insert_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> None:
-    """Stores a sum of zeros. This takes all the disk that the sum will need."""
+    """Stores a sum of zeros, which already takes all the disk that the sum will ever need."""
     sealed = cipher.encrypt(0, _empty(batch).tobytes())
     connection.execute(insert(sums).values(batch_id=batch.batch_id, sealed=sealed))
 
@@ -140,7 +140,7 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
 
 
 class UploadKeys:
-    """The keys E of an upload's reports. Knows which keys accepted reports have used already."""
+    """The keys E of an upload's reports, and which of them accepted reports have used already."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher
@@ -178,7 +178,7 @@ def add_reports(
 
 
 def delete_sum(connection: Connection, batch_id: str, most: int) -> None:
-    """Deletes a batch's sum and at most ``most`` of the tags of its keys."""
+    """Deletes a batch's sum, and at most ``most`` of the batch's key tags."""
     connection.execute(delete(sums).where(sums.c.batch_id == batch_id))
     connection.execute(_DELETE_SOME, {"batch": batch_id, "most": most})
 

@@ -56,7 +56,7 @@ users = Table(
     # The newest lease, which may be over or deleted. No other lease of the user is live, or has
     # reported in the same epoch.
     Column("lease", String(32), nullable=False),
-    # `bars_until` of the last report under a lease that has been replaced since, or 0.
+    # `bars_until` of the user's last report under an earlier lease; 0 if there is none.
     Column("barred_until", BigInteger, nullable=False, server_default=text("0")),
 )
 
@@ -92,7 +92,7 @@ batches = Table(
 )
 
 # A row for the leases of one request (`lease_rows`). The long columns come last, so that the
-# database can read the others without them.
+# database can read the short columns without them.
 lease_groups = Table(
     "lease_groups",
     metadata,
@@ -152,7 +152,8 @@ dropped = Table(
     Column("frames", BigInteger, nullable=False),
 )
 
-# The reasons why nodes decline an open batch, and when each was last given; no node, no count.
+# The reasons why nodes decline an open batch, and when each reason was last given. The table does
+# not tell which nodes decline, or how many.
 declined = Table(
     "declined",
     metadata,

@@ -1,17 +1,18 @@
 """Secrets of batches, which erasure destroys, and the encryption of stored reports.
 
-A batch's secret is the private key of its outer seals and the key of its permutation. It is one
-small file outside the database, because a database's pages and logs keep deleted data. Once the
+A batch's secret is the private key of its outer seals and the key of its permutation. The secret is
+one small file outside the database, because a database's pages and logs keep deleted data. Once the
 file is gone, any reports left in the database are ciphertext without a key, and nobody can
 recompute the permutation.
 
-The file is overwritten before it is removed, which helps if the file system writes in place.
-Otherwise (copy on write, flash) the operator should encrypt the medium itself, as documented.
+The file is overwritten before it is removed, which helps only if the file system writes in place.
+For other media (copy on write, flash), the operator should encrypt the medium itself, as
+documented.
 
-The shuffler opens a report's outer seal once, on arrival, so that it stores no report that does not
-open. It then encrypts the reports of an upload together (AES-256-GCM), under a key derived from the
-batch's secret. This encryption is as strong as the outer seals were. And the hand-over needs no
-elliptic-curve work.
+The shuffler opens a report's outer seal once, on arrival. It therefore stores no report that does
+not open, and the hand-over needs no elliptic-curve work. The reports of an upload are then
+encrypted together (AES-256-GCM), under a key derived from the batch's secret. This encryption
+protects the reports as well as their outer seals did.
 """
 
 import hmac
@@ -76,11 +77,12 @@ class Vault:
             raise LocalError("unavailable", f"cannot make {directory}: {error}") from error
 
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
-        """Stores a secret unless the batch has one already; returns the stored one.
+        """Stores a secret, unless the batch already has a secret. Returns the stored secret.
 
-        So a late replica, whose transaction will fail, cannot replace a secret in use. If a crash
-        left a secret whose batch was never stored, the next deposit of this batch uses that secret.
-        Raises the errors of `get`, and LocalError ``unavailable`` if the secret cannot be written.
+        A late replica, with a transaction that will fail, cannot replace a secret in use. After a
+        crash, a secret may exist although its batch was never stored. The next deposit of this
+        batch then uses that secret. Raises the errors of `get`, and LocalError ``unavailable`` if
+        the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -129,9 +131,9 @@ class Vault:
         """Records the digest of a batch's hand-over, beside its secret.
 
         Somebody may replace the database by an older copy and fill the batch with other reports.
-        Two hand-overs that differ in a few reports would reveal these reports. So another digest
-        raises SecretLostError. Raises LocalError ``unavailable`` if the file cannot be written or
-        read.
+        Two hand-overs that differ in a few reports would reveal these reports. Therefore raises
+        SecretLostError if another digest is recorded already. Raises LocalError ``unavailable`` if
+        the file cannot be written or read.
         """
         file = self._directory / f"{batch_id}.released"
         try:
@@ -151,7 +153,7 @@ class Vault:
         sync_directory(self._directory)
 
     def probe(self) -> None:
-        """Raises LocalError ``unavailable`` unless secrets can be written and read here."""
+        """Raises LocalError ``unavailable`` if secrets cannot be written and read here."""
         if not os.access(self._directory, os.R_OK | os.W_OK | os.X_OK):
             raise LocalError("unavailable", "the folder of batch secrets cannot be written")
 
@@ -171,9 +173,9 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Each of its keys is HKDF-SHA256 of the whole secret, with a label of its own. So one of these
-    keys, or one half of the secret, reveals no other key. A ``part`` names stored data: the slots
-    of reports that are stored together, or the number of reports in a stored sum.
+    Each key of the cipher is HKDF-SHA256 of the whole secret, with its own label. One of these
+    keys, or one half of the secret, therefore reveals no other key. A ``part`` names stored data:
+    the slots of reports that are stored together, or the number of reports in a stored sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
