@@ -38,7 +38,7 @@ PROBLEMS: dict[str, tuple[HTTPStatus, str]] = {
     "unknown-lease": (HTTPStatus.NOT_FOUND, "There is no such lease"),
     "descriptor-conflict": (HTTPStatus.CONFLICT, "The batch id already has another descriptor"),
     "batch-full": (HTTPStatus.CONFLICT, "The batch has no free slot"),
-    "batch-not-ready": (HTTPStatus.CONFLICT, "The batch is not sealed yet"),
+    "batch-not-ready": (HTTPStatus.CONFLICT, "The batch is not full yet"),
     "wrong-state": (HTTPStatus.CONFLICT, "Not possible in the present state"),
     "already-reported": (HTTPStatus.CONFLICT, "This user has reported before"),
     "user-unavailable": (HTTPStatus.CONFLICT, "This user gets no slot now"),
