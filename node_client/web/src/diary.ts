@@ -5,7 +5,7 @@ export interface KeptStep {
   readonly next: number | null;
 }
 
-/** What is kept of an episode until the shuffler has decided on its report. It is erased then. */
+/** What is kept of an episode. It is erased once the shuffler has decided on the episode's report. */
 export interface KeptEpisode {
   readonly lease: string;
   readonly leaseEnds: number;
@@ -14,7 +14,7 @@ export interface KeptEpisode {
   readonly policy: readonly (readonly number[])[];
   /** Null: given up. */
   readonly steps: readonly KeptStep[] | null;
-  /** The report, hexadecimal, once it is sealed; the steps are erased then. */
+  /** The sealed report, hexadecimal. As soon as the report is sealed, the steps are erased. */
   readonly sealed: string | null;
   readonly batchKey: string | null;
 }
@@ -31,7 +31,7 @@ export interface Participation {
   readonly beta: number;
   /**
    * `asking`: a place was requested; `asked`: the episode may have begun; `accepted`: the report is stored. Any other
-   * outcome is the problem because of which no report is stored.
+   * outcome is a problem: the reason why no report is stored.
    */
   readonly outcome: string;
   readonly episode: KeptEpisode | null;

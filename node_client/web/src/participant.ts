@@ -18,8 +18,9 @@ const RETRY_SECONDS = 10;
 /**
  * A node inside an app or a page, which drives the episodes of its people itself, at their own pace.
  *
- * If the person gives up or does not end in time, the report carries only noise and padding. So no missing report shows
- * what somebody did. Everything that must survive a restart is in the diary before anything leaves the device.
+ * If the person gives up or does not end in time, the report carries only noise and padding. Otherwise a missing
+ * report could show what somebody did. Everything that must survive a restart is in the diary before anything leaves
+ * the device.
  */
 export class Participant {
   readonly #parts: NodeParts;
@@ -86,7 +87,7 @@ export class Participant {
     await this.#parts.diary.close();
   }
 
-  /** Asks for a place in one batch; null if there is none. */
+  /** Asks for a place in one batch; returns null if the batch has none. */
   async #request(batch: AcceptedBatch, user: string): Promise<PersonLease | null> {
     const parts = this.#parts;
     const { batch_id, episode_seconds } = batch.descriptor;

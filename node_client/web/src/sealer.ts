@@ -13,10 +13,10 @@ export interface SealOrder {
 
 export type SealAnswer = { readonly id: number; readonly report: Bytes } | { readonly id: number; readonly fault: string };
 
-/** Seals without a worker. In Node.js, its own thread pool does the work. */
+/** Seals without a worker: Node.js does the work in its own thread pool. */
 export const sealHere: Sealer = (target, contents) => sealReport(target, contents);
 
-/** Returns a sealer that runs in a Web Worker, so that a page stays quick. `url` is that of `worker.js`. */
+/** Returns a sealer that runs in a Web Worker, so that a page stays quick. `url` is the address of `worker.js`. */
 export function workerSealer(url: URL = new URL("./worker.js", import.meta.url)): Sealer {
   const worker = new Worker(url, { type: "module" });
   const waiting = new Map<number, { resolve: (report: Bytes) => void; reject: (error: Error) => void }>();

@@ -20,8 +20,8 @@ type Lease = LeaseReply["leases"][number];
 /**
  * Serves batches for people whose episodes run in an environment, until `signal` is aborted.
  *
- * Everybody in `users` is asked once in a lifetime: the diary records it before their episode begins. Throws Refusal
- * `unauthorized` if the shuffler does not know the node.
+ * Everybody in `users` is asked once in a lifetime: the diary records this before the person's episode begins.
+ * Throws Refusal `unauthorized` if the shuffler does not know the node.
  */
 export async function serve(
   environment: Environment,

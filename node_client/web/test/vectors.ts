@@ -18,7 +18,7 @@ export type Load = (file: string) => Promise<string>;
 type Row = { name: string } & Record<string, unknown>;
 type Doc = Record<string, unknown>;
 
-/** Throws unless two values are equal, which are compared as JSON. */
+/** Throws if two values differ, compared as JSON. */
 function same(what: string, got: unknown, expected: unknown): void {
   const [a, b] = [got, expected].map((value) => JSON.stringify(value));
   if (a !== b) throw new Error(`${what}: got ${a?.slice(0, 300)}, expected ${b?.slice(0, 300)}`);

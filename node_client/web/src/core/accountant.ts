@@ -126,7 +126,7 @@ class Grid {
     return new Grid(this.low + other.low, masses, infinite).cut(cut);
   }
 
-  /** Returns the distribution of the sum of `count` such losses, by repeated squaring. */
+  /** Returns the distribution of the sum of `count` losses with this distribution, by repeated squaring. */
   power(count: number, cut: number): Grid {
     if (count === 1) return this;
     const half = this.power(Math.floor(count / 2), cut);

@@ -103,7 +103,7 @@ type Family = "joint" | "transitions" | "visits" | "rewards";
 
 /** The counters of a batch, in their order. */
 export class Layout {
-  /** The numbers of (h, x, a, x') and of (h, x, a) that are counted. */
+  /** How many (h, x, a, x') are counted, and how many (h, x, a). */
   private readonly transitions: number;
   private readonly visits: number;
 

@@ -1,8 +1,8 @@
 /**
  * From an episode to a report (docs/protocol.md, sections 6 to 10).
  *
- * `contents` decides what a report says: data, noise and padding. `sealReport` seals it. The two are
- * apart because the same contents may have to be sealed again, to another batch key, and because
+ * `contents` decides what a report says: data, noise and padding. `sealReport` seals the contents. The two
+ * functions are apart because the same contents may have to be sealed again, to another batch key, and because
  * sealing is slow enough for a worker.
  */
 import { bigEndian, type Bytes, concat, join, littleEndian, type RandomBytes, randomWords, unhex } from "./bytes.js";

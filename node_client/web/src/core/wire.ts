@@ -124,7 +124,7 @@ export function readBatchList(body: string): BatchList {
   return batchList(json.parseJson(body));
 }
 
-/** Reads the answer to a lease request. It must name each of `users` once, and only slots below n. */
+/** Reads the answer to a lease request. The answer must name each of `users` once, and only slots below n. */
 export function readLeaseReply(body: string, users: readonly string[], n: number): LeaseReply {
   const reply = leaseReply(json.parseJson(body));
   const named = [...reply.leases, ...reply.refused].map(({ user }) => user).sort();

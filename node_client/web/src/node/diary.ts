@@ -7,7 +7,7 @@ import { InvalidSettings, Unavailable } from "../errors.js";
 
 /**
  * Opens the diary of a program: a file of JSON lines in `folder`, each synchronised to the disk before it counts.
- * One process at a time uses it; the second one gets Unavailable.
+ * Only one process at a time may use a diary; a second process gets Unavailable.
  */
 export async function fileDiary(folder: string): Promise<Diary> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
