@@ -17,8 +17,9 @@ All nodes of an owner share one SQLite file, even if they serve different shuffl
 transaction opens the file afresh. The transaction compares the file's number of changes with the
 head, a copy of this number in another folder (`common.process.heads`). If the file has the smaller
 number, it is an older copy or was emptied. The transaction is then refused, and no user is asked
-for an episode. This holds even if the file is replaced while nodes run. The file is not encrypted.
-For each person, under the id that the shufflers know, the file lists the person's batches.
+for an episode. The check works even if the file is replaced while nodes run. The file is not
+encrypted. For each person, under the id that the shufflers know, the file lists the person's
+batches.
 """
 
 import os
@@ -111,8 +112,9 @@ class Charge(Document):
 
 
 UNCHARGED = Charge()
-"""The charge of every report if the owner has no ledger. Such an owner takes no batch with
-epochs."""
+"""The charge of every report if the owner has no ledger. An owner without a ledger takes no batch
+with epochs.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ and its slots go to other users. The app's users then add no noise, but others l
 report came.
 
 If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
-charge stays even if the user gives up. A report of only noise is charged like any other report,
-because whether a report holds an episode is as private as the episode itself.
+charge stays even if the user gives up. Whether a report holds an episode is as private as the
+episode itself. A report of only noise is therefore charged like any other report.
 """
 
 import asyncio

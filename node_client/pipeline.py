@@ -80,8 +80,8 @@ class Rate:
 class ReportTiming:
     """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way`` counts users asked for their episode whose report the shuffler has not yet decided
-    on. ``in_vain`` starts at one and counts the chunks since the last accepted report. While
+    ``under_way`` counts the users who were asked, but on whose report the shuffler has not decided.
+    ``in_vain`` starts at one and counts the chunks since the last accepted report. While
     ``in_vain`` is above zero, the node asks one user at a time, and nobody before ``retry_at``.
     """
 
@@ -235,7 +235,7 @@ class Pipeline:
     async def submit(self, job: Job, credential: Credential, leases: Sequence[Lease]) -> int:
         """Runs and encodes these users' episodes; seals and uploads reports in the background.
 
-        Does not ask users whose leases end too soon. Returns how many users it asked.
+        Asks only users with leases that last long enough. Returns how many users it asked.
         """
         step, asked = whole_reports(MOST_CHUNK, job.keys.size), 0
         for start in range(0, len(leases), step):

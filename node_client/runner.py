@@ -8,8 +8,8 @@ a batch, the node leaves the batch to other nodes. The node asks again later, wh
 owner may have ended. A process that has no users left or is too slow stays up and tells the
 shuffler why.
 
-A refused batch is checked again after a pause, which doubles each time, because the cause may be
-temporary: a clock that jumped, a key that is pinned later, or an answer altered in transit.
+A refused batch is checked again after a pause, which doubles each time. The cause of a refusal may
+be temporary: a clock that jumped, a key that is pinned later, or an answer altered in transit.
 """
 
 import asyncio
@@ -301,7 +301,7 @@ class Runner:
             self._log_failure(node, error)
 
     def record_reply(self, node: NodeState, job: Job, reply: LeaseReply) -> Sequence[Lease]:
-        """Records why users were refused; returns the leases whose slots exist in the batch."""
+        """Records why users were refused; returns the leases that have a slot number below n."""
         refused: dict[str, list[str]] = {}
         for refusal in reply.refused:
             refused.setdefault(refusal.problem, []).append(refusal.user)

@@ -7,24 +7,24 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the shuffler's pinned key signed their digest together with the per-batch key;
 - its batch id is the requested one, and follows from its run and deployment;
 - it names this node's shuffler;
-- it has not expired, and will not stay open for longer than the owner allows, and an episode may
-  not take longer than the owner allows;
+- it has not expired, will not stay open for longer than the owner allows, and gives an episode no
+  more time than the owner allows;
 - the owner allows its trust model and aggregation, whatever its guarantee is;
-- if it lets a person report once an epoch, its epochs are not shorter than the owner allows, and
-  its own epoch is the current one or the next;
+- if it has epochs, they are not shorter than the owner allows, and its own epoch is the current one
+  or the next;
 - its analyzer key is pinned, if the owner pinned any;
 - its environment, X, A and H are this node's, and its reward range covers the environment's;
 - if it declares that all steps are alike, this environment does not declare that they differ;
 - its declared support has every transition that this node's environment declares possible;
 - it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
   loopback;
-- analyzer key and batch key are X25519 points that give a secret (a low-order point gives no
-  secret, so anybody could open messages sealed to it);
+- analyzer key and batch key are X25519 points that give a secret. A low-order point gives no
+  secret, so anybody could open messages sealed to it;
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - its epsilon is at most the owner's, and the guarantee that it promises is true. Epsilon is
   recomputed for its trust model from n, noise, padding and counters, at the owner's beta and
-  dishonest fraction. If one owner's nodes may hold a larger share of the slots than this fraction,
-  that share is used instead of the fraction, because such nodes might add no noise.
+  dishonest fraction. The nodes of one owner might all add no noise. If their share of the slots may
+  be larger than this fraction, epsilon is computed at that share instead.
 
 Signatures are checked right after parsing, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.

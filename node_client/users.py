@@ -3,7 +3,7 @@
 A user is one person, with one episode and one report over all runs, or in each epoch if the owner
 allows epochs. Before a node runs a user's episode, it marks the user as asked, in a synced
 transaction. If the node then crashes, it never asks that user again (with epochs: not before the
-next epoch). The user's lease expires, and the shuffler gives the slot to somebody else.
+next epoch). The user's lease expires, and the shuffler gives the slot to another user.
 
 If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
 lifetime limit. The report is charged before the user is marked as asked.
@@ -152,7 +152,7 @@ class Users:
         """Records durably that these users' episodes are about to be run, and charges them.
 
         An app passes the user's ``episode`` (`participant.Row`). Returns the users whose episodes
-        may be run: all except those who have meanwhile spent their lifetime limit.
+        may now be run. Users who have meanwhile spent their lifetime limit are left out.
         """
         if self.ledger is not None and users:
             users = self.ledger.charge(users, charge)

@@ -39,8 +39,9 @@ from riffle.common.protocol.signatures import batch_id, key_id, verify_deposit
 from riffle.common.protocol.wire import BatchState, BatchStatus
 
 SMALLEST_SHOWN = 100
-"""Smallest n for which the coordinator sees how many tenths of a batch have reported, and nodes see
-how many tenths of its slots are free."""
+"""If n is at least this number, the coordinator sees how many tenths of a batch have reported.
+Nodes then see how many tenths of its slots are free.
+"""
 
 REPORTS_A_LAPSE = 10
 """Reports that an owner needs for each lapsed lease. An owner with fewer must wait for slots."""

@@ -291,9 +291,10 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
     State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy. After
     action a, the radio is tuned to a, and the channels change independently of each other. The mean
-    reward r(x, a) is the probability that channel a is idle in the next slot, halved if a is not
-    the tuned channel. At the start the radio is tuned to channel 0 and every channel has its
-    stationary law. Raises ValueError for fewer than 2 or more than 6 channels.
+    reward r(x, a) is the probability that channel a is idle in the next slot. If a is not the tuned
+    channel, the mean reward is half of this probability. At the start the radio is tuned to channel
+    0 and every channel has its stationary law. Raises ValueError for fewer than 2 or more than 6
+    channels.
     """
     if not 2 <= channels <= MAX_CHANNELS:
         raise ValueError(f"SpectrumAccess needs 2 to {MAX_CHANNELS} channels, not {channels}")

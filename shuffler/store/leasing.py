@@ -161,7 +161,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Encrypts and stores the accepted reports; counts the others. Raises as `lease_slots`."""
+    """Encrypts and stores the accepted reports; counts all others. Raises as `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]

@@ -4,8 +4,8 @@ The reports of one upload share one row, encrypted together.
 
 In a batch of sums, a report is a public key E and a masked vector. The store keeps one sum of all
 vectors, and the keys E with their slots. The transaction that accepts an upload adds the upload's
-vectors to the sum. A batch of any size therefore needs memory and disk for only a few vectors, and
-no vectors are left to add at the hand-over.
+vectors to the sum. A batch of any size therefore needs memory and disk for only a few vectors. At
+the hand-over, no vector is left to add.
 
 Sum, keys, leases and the count of reports change in one transaction. Even after a crash, and on any
 replica, the sum therefore has the vectors of exactly the accepted reports. The sum is encrypted

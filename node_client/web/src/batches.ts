@@ -51,7 +51,7 @@ export class Batches {
     return open;
   }
 
-  /** Returns a checked batch; checks it first if that has not been done. Throws Refusal for the first check that fails. */
+  /** Returns a batch, checked now or before. Throws Refusal for the first check that fails. */
   async get(batchId: string): Promise<AcceptedBatch> {
     return this.#accepted.get(batchId) ?? (await this.check(batchId));
   }
