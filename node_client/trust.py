@@ -23,8 +23,9 @@ A `SignedDescriptor` from the shuffler is accepted when all of this holds, check
 - the share of its slots that one owner's nodes may hold is no larger than this owner allows;
 - its epsilon is at most the owner's, and the guarantee that it promises is true. Epsilon is
   recomputed for its trust model from n, noise, padding and counters, at the owner's beta and
-  dishonest fraction. The nodes of one owner might all add no noise. If their share of the slots may
-  be larger than this fraction, epsilon is computed at that share instead.
+  dishonest fraction. The nodes of one owner might all add no noise. If the batch limits their share
+  of the slots, and the limit is larger than this fraction, epsilon is computed at the limit
+  instead.
 
 Signatures are checked right after parsing, and the costly recomputation comes last. A refusal is a
 `RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
