@@ -10,9 +10,10 @@ users is public.
 **One batch.** beta pays for the counters' privacy losses (`loss_curve`) and for noise that does not
 fit into a report's slots (`binomial`). The guarantee, epsilon_upper, is the smallest epsilon at
 which these two costs together are at most beta. Only the noise of honest reports counts. A
-dishonest report, whatever it contains, is independent of an honest user's data. Batches with local
-noise (`Flips`) or central noise (`Laplace`, `FairBits`) drop no noise, and no user relies on other
-users' noise. So all of beta pays for the losses, and neither n nor the dishonest fraction matters.
+dishonest report, whatever it contains, is independent of an honest user's data. With local noise
+(`Flips`) or central noise (`Laplace`, `FairBits`), no noise is dropped, and no user relies on other
+users' noise. In these batches, all of beta pays for the losses, and the guarantee depends on
+neither n nor the dishonest fraction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from riffle.common.mechanism.parameters import (
 )
 
 MAX_CELLS, MAX_COUNTERS = 1 << 16, 1 << 53
-"""Up to these limits, arrays fit into memory and doubles are finite. Descriptors stay far below."""
+"""Up to these limits, arrays fit into memory and doubles are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class BatchEvent:
 
     @property
     def honest(self) -> int:
-        """The number of reports whose noise counts."""
+        """The number of reports that count as honest: only their noise protects users."""
         return honest_reports(self.n, self.dishonest_fraction)
 
     @property
@@ -105,7 +106,7 @@ class Account:
 def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds on epsilon.
 
-    Epsilon is infinity if, at this beta, no epsilon holds: the noise is too small, or a report has
+    If no epsilon holds at this beta, epsilon is infinity: the noise is too small, or a report has
     too few slots. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of
     range.
     """
@@ -115,7 +116,10 @@ def account(event: BatchEvent, beta: float) -> Account:
 
 
 def check_batch(cells: int, counters: int, beta: float) -> None:
-    """Raises ValueError unless 1 <= cells <= counters, both within limits, and 0 < beta < 1."""
+    """Raises ValueError if cells, counters or beta is out of range.
+
+    The ranges are 1 <= cells <= MAX_CELLS, cells <= counters <= MAX_COUNTERS and 0 < beta < 1.
+    """
     if not 1 <= cells <= counters:
         got = f"cells={cells}, counters={counters}"
         raise ValueError(f"cells must be 1 to the number of counters, got {got}")

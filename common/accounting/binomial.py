@@ -1,32 +1,34 @@
 """Privacy losses of the noise on one counter, and the privacy cost of padding.
 
 **Losses.** The analyzer sees a counter as c + Z: its count c plus noise Z ~ Binomial(N, p). Let
-b(z) = Pr[Z = z]. One user moves c by one. Let P be the law of the output on one input, Q the law on
-its neighbour, and L(y) = log P(y) / Q(y) the loss of an outcome y drawn from P. The pair's delta is
-E_P[(1 - exp(epsilon - L))_+], where an outcome that is impossible under Q has L = +infinity. Let
-r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))):
+b(z) = Pr[Z = z]. Replacing one user moves c up or down by one. Let P be the law of the output on
+one input, and Q the law on a neighbouring input. An outcome y drawn from P has the loss L(y) = log
+P(y) / Q(y); if y is impossible under Q, L(y) is +infinity. The delta of P and Q is E_P[(1 -
+exp(epsilon - L))_+]. Let r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))). The two
+moves are:
 
-* up (the output is 1 + Z under P, Z under Q): at y = z + 1 the mass is b(z), the loss is -r(z + 1)
-  for z < N; y = N + 1 cannot happen under Q: infinite loss with mass b(N) = p^N.
-* down (the output is Z under P, 1 + Z under Q): at y the mass is b(y), the loss is r(y) for y > 0;
-  y = 0 cannot happen under Q: infinite loss with mass b(0) = (1 - p)^N.
+* up (the output is 1 + Z under P, Z under Q): for y = z + 1 with z < N, the mass under P is b(z),
+  and the loss is -r(z + 1). The outcome y = N + 1 is impossible under Q, so its mass b(N) = p^N has
+  infinite loss.
+* down (the output is Z under P, 1 + Z under Q): for y > 0, the mass under P is b(y), and the loss
+  is r(y). The outcome y = 0 is impossible under Q, so its mass b(0) = (1 - p)^N has infinite loss.
 
-b is computed from the r(y) alone (b(y) / b(y - 1) = exp r(y)) and then normalised, so no gamma
-function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded once; the
-relative error of a mass is at most `mass_error`. Outcomes farther than w from the mean N p are left
-out: w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D), D = `TAIL_EXPONENT`. By Bernstein's inequality,
-their mass is at most exp(-D) on each side. Upper bounds count this mass as infinite loss; lower
-bounds ignore it.
+The code computes b from the r(y) alone (b(y) / b(y - 1) = exp r(y)), and then normalises b. No
+gamma function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded
+once; the relative error of a mass is at most `mass_error`. Outcomes farther than w from the mean N
+p are left out, where w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) and D = `TAIL_EXPONENT`. By
+Bernstein's inequality, their mass is at most exp(-D) on each side. Upper bounds count this mass as
+infinite loss; lower bounds ignore it.
 
-This module analyses the protocol of paper 000 (section V, appendix D). It uses the distribution
-itself where the paper uses Chernoff bounds and the constant 96.
+This module analyses the protocol of paper 000 (section V, appendix D). Where the paper uses
+Chernoff bounds and the constant 96, this module uses the exact distribution.
 
 **Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). The number of
 these 1-bits, before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism
-without a limit, which is (epsilon, beta_c)-DP, and M' the real mechanism, which drops bits that do
-not fit. If both draw the same noise, they give the same output unless some user's S exceeds
-noise_slots. That event depends on noise alone, so on *every* input its probability is at most eta =
-n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
+with unlimited slots, which is (epsilon, beta_c)-DP. Let M' be the real mechanism, which drops noise
+bits that do not fit. If M and M' draw the same noise, their outputs differ only if some user's S
+exceeds noise_slots. That event depends on noise alone, so on *every* input its probability is at
+most eta = n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
@@ -67,7 +69,7 @@ TAIL_SAFETY = 1.0 + 1e-6
 """Binomial tails are raised by this factor, far above the incomplete beta's rounding error."""
 
 SMALLEST_TAIL = 2.0**-1022
-"""Smaller tails are raised to this: e^epsilon times a tail that underflowed may still matter."""
+"""Smaller tails are raised to this value: a tail that underflowed, times e^epsilon, may matter."""
 
 LARGEST_EPSILON = 700.0
 """About the largest epsilon whose e^epsilon fits a double. Above it, any eta costs all of beta."""
@@ -126,11 +128,12 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Returns the losses of a move by one, up or down, under noise Pr[Z = z] = c q**|z|.
+    """Returns the losses of a move by one, up or down, under discrete Laplace noise Z.
 
-    If the output is 1 + Z under P and Z under Q, the ratio P(y) / Q(y) is 1 / q for y >= 1 and q
-    for y <= 0, so the loss is a = -log q with probability Pr[Z >= 0] = 1 / (1 + q), and -a
-    otherwise. A bit that is flipped with probability f has the same two losses at q = f / (1 - f).
+    Pr[Z = z] is proportional to q**|z|. Let the output be 1 + Z under P and Z under Q. The ratio
+    P(y) / Q(y) is 1 / q for y >= 1, and q for y <= 0. With a = -log q, the loss is a with
+    probability Pr[Z >= 0] = 1 / (1 + q), and otherwise -a. If q = f / (1 - f), a bit that is
+    flipped with probability f has the same losses with the same probabilities.
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
@@ -140,7 +143,7 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """Moves the longest tail of mass at most `budget`, on each side, to `dropped`.
+    """On each side, moves the longest tail whose mass is at most `budget` to `dropped`.
 
     A tail of tiny mass at huge loss adds little to delta, but it would dominate the moment
     generating function that bounds the errors.
@@ -185,14 +188,17 @@ def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """Returns dropped noise's cost in beta, (1 + e^epsilon) eta; infinity above LARGEST_EPSILON."""
+    """Returns what dropped noise costs in beta: (1 + e^epsilon) eta.
+
+    If epsilon is above LARGEST_EPSILON, any eta except 0 costs infinity.
+    """
     if eta == 0.0:
         return eta
     return (1.0 + math.exp(epsilon) if epsilon <= LARGEST_EPSILON else math.inf) * eta
 
 
 def fewest_slots(n: int, trials: int, p: float, epsilon: float, beta: float) -> int:
-    """Returns the smallest noise_slots whose charge at epsilon is at most beta (> 0)."""
+    """Returns the fewest noise slots for which `charge`, at epsilon, is at most beta (> 0)."""
     low, high = -1, math.ceil(trials * p) + 16
     while high < trials and charge(epsilon, overflow_probability(n, trials, p, high)) > beta:
         low, high = high, 2 * high

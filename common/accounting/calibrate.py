@@ -4,42 +4,43 @@
 fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j =
 1..10. For each p it finds the least number N of bits on a counter, and from N the bits per user.
 Rounding up to whole bits per user adds 1-bits. If rounding adds more than the fraction WASTE, the
-search also tries p = k / 2^32, with as many bits as the best 2^-j needs (one bit per user in large
-batches). At the same variance, a small p needs half as many messages as fair bits. At large epsilon
-fair bits (p = 1/2) are better: with a small p a counter may be zero, which shows that nobody was
-counted there.
+search also tries p = k / 2^32. The bits per user are then those of the p = 2^-j that has the fewest
+1-bits before rounding. In large batches this is one bit per user. Noise with a small p has half the
+1-bits of fair bits (p = 1/2) with the same variance. At large epsilon, fair bits are better
+nevertheless. With a small p a counter may be zero, which shows that nobody was counted there.
 
 beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot in its report, and the rest
 for the counters' losses. At H = 6, epsilon = 1, n = 4096, a share of half this size would need
 about 1 % more slots. The chosen share leaves 1 % less of beta for the losses, which costs 0.06 % of
 epsilon, or about 0.1 % more noise.
 
-**Shuffle, paper.** This is the papers' own calibration (paper 000, section V and proof of Lemma
-10): epsilon' = epsilon / (3 H), beta' = beta / (H X A), tau = 96 log(2 / beta') / epsilon'^2. This
-tau is the smallest for which the proof's sqrt(6 log(2 / beta') / tau) is at most epsilon' / 4. If n
-<= tau, each user adds m = ceil(tau / n) fair bits to every counter; otherwise, one bit with p = tau
-/ (2 n). The split of epsilon assumes that replacing one user changes one counter in each layer and
-family. In fact it changes two, so the papers' own composition gives 2 epsilon. But the constant 96
-is so large that the exact guarantee, which `account` computes, is far below epsilon.
+**Shuffle, paper.** The papers' own calibration (paper 000, section V and proof of Lemma 10) has
+epsilon' = epsilon / (3 H), beta' = beta / (H X A) and tau = 96 log(2 / beta') / epsilon'^2. The
+proof needs sqrt(6 log(2 / beta') / tau) <= epsilon' / 4, and this tau is the smallest that gives
+it. If n <= tau, each user adds ceil(tau / n) fair bits to every counter. If n > tau, each user adds
+one bit with p = tau / (2 n). The split of epsilon assumes that replacing one user changes one
+counter in each layer and family. In fact it changes two, so the papers' own composition gives 2
+epsilon. But the constant 96 is so large that the exact guarantee, which `account` computes, is far
+below epsilon.
 
 **Shuffle, conference.** Paper 003, section V, has the same noise, but does not split beta over the
 counters: every counter gets beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. With ratio
-q = f / (1 - f), this noise has exactly the same losses as flips, so it gives the same (epsilon,
-beta). Its variance per user is 2 q / (1 - q)**2. The variance of flips is f (1 - f) / (1 - 2 f)**2
-= q / (1 - q)**2, half as much, because flips only need to hide a bit. So Riffle always uses flips.
-(Flipping ones and zeros with different probabilities would save 6 % of the variance at epsilon = 1
-if one user changes one pair of bits, and more at larger epsilon. But the variance would depend on
-the data.)
+(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. If the
+ratio of its neighbouring probabilities is q = f / (1 - f), Laplace noise has exactly the losses of
+flips, and so the same (epsilon, beta). Laplace noise has the variance 2 q / (1 - q)**2 per user.
+Because flips only need to hide a bit, they have half this variance: f (1 - f) / (1 - 2 f)**2 = q /
+(1 - q)**2. Therefore Riffle always uses flips. Different probabilities for flipping ones and zeros
+would save more. If one user changes one pair of bits, they would save 6 % of the variance at
+epsilon = 1, and more at larger epsilon. But the variance would then depend on the data.
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. If one user changes few counters, the choice is Laplace noise, which needs no
 beta. If one user changes many, the choice is binomial noise: a discrete form of the Gaussian
-mechanism with exact accounting and exact draws. At epsilon = 1 and beta = 1e-5, the variance for
-one pair of changed counters is 7.8 with Laplace noise and 28.8 with binomial noise. For six pairs
-it is 276 with Laplace noise and 167 with binomial noise.
+mechanism with exact accounting and exact draws. An example is epsilon = 1 and beta = 1e-5. For one
+pair of changed counters, Laplace noise has variance 7.8, and binomial noise 28.8. For six pairs,
+Laplace noise has variance 276, and binomial noise 167.
 """
 
 from __future__ import annotations
@@ -137,13 +138,13 @@ def calibrate(
     """Returns noise and padding for a batch of n reports in the shuffle model.
 
     "exact" gives the required guarantee with the fewest expected noise bits that are 1. "paper"
-    gives the noise of paper 000, and "conference" that of paper 003; the result's
-    `account.epsilon_upper` says what this noise guarantees. The aggregation "sums" has the same
-    noise as "messages" and no padding, so it ignores `max_messages`.
+    gives the noise of paper 000, and "conference" the noise of paper 003. For both, the result's
+    `account.epsilon_upper` is the epsilon that the noise guarantees. The aggregation "sums" has the
+    same noise as "messages" and no padding, so it ignores `max_messages`.
 
-    Raises CalibrationError if a report would need more than `max_messages` messages, MAX_DRAWS
-    noise bits or 32-bit words ("sums"), or if epsilon is too small for the accountant. Raises
-    ValueError for other faults.
+    Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
+    noise bits. Raises the same error if "sums" would need words of more than 32 bits, or if epsilon
+    is too small for the accountant. Raises ValueError for other faults.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -206,7 +207,7 @@ def _exact(request: _Request, honest: int) -> Noise:
     if honest * best.bits * best.p <= fewest * (1.0 + WASTE):
         return best
     bits = -(-N // honest)
-    # The p to be found needs about as many ones as the nearest 2^-j.
+    # The p to be found gives about the same number of 1-bits as the nearest 2^-j.
     nearest = min(needed, key=lambda j: abs(math.log2(fewest / (honest * bits)) + j))
     guess = needed[nearest] * 2.0**-nearest / (honest * bits)
     k = needed_numerator(honest * bits, *demand, guess)
@@ -320,9 +321,9 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 
 @lru_cache(maxsize=4096)
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
-    """Returns the least q 2^32 for which `cells` moves each way (`Steps`) are (epsilon, beta)-DP.
+    """Returns the least q 2^32 with which `Steps` of `cells` moves each way are (epsilon, beta)-DP.
 
-    The search is over the scale b, where q = exp(-1 / b), because epsilon is nearly a power of b.
+    The search is over the scale b, where q = exp(-1 / b), because epsilon is almost a power of b.
     """
     scale = smallest(
         lambda x: loss_curve.epsilon([Steps(_numerator(x) / SCALE, cells)], beta),

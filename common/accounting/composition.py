@@ -1,24 +1,25 @@
 """Composition over batches: the guarantee of a run, and of a user who reports in several batches.
 
 * Parallel (`run_guarantee`): each user appears in one batch. Let batch b hold the report that
-  differs. Batches before b have the same distribution under both neighbours. Given their outputs,
-  batch b is (epsilon_b, beta_b)-DP. Later batches see only b's output and other users' data, so
-  they are post-processing. So the run is (max epsilon_b, max beta_b)-DP, however the learner
-  adapts.
+  differs. Batches before b have the same distribution under both neighbours. Given the outputs of
+  these batches, batch b is (epsilon_b, beta_b)-DP. Later batches see only b's output and other
+  users' data, so they are post-processing. Over all b, the run is therefore (max epsilon_b, max
+  beta_b)-DP, however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add up, so all their moves are composed exactly. There are as many moves up as down, so one number
-  covers both directions. The deployment of a batch may depend on earlier results, but one
-  distribution dominates the batch's loss in every case. So adaptive deployments are covered (Zhu,
-  Dong and Wang 2022, Theorem 10), provided that the events themselves (n and noise) were fixed
-  beforehand. beta also pays for dropped noise: (1 + e^epsilon) times the batches' total `overflow`.
+  add up, so all their moves are composed exactly. The numbers of moves up and of moves down are
+  equal, so one epsilon covers both orders of the two neighbours. The deployment of a batch may
+  depend on earlier results, but one distribution dominates the batch's loss in every case. Adaptive
+  deployments are therefore covered (Zhu, Dong and Wang 2022, Theorem 10). Only the events (n and
+  noise of each batch) must be fixed beforehand. beta also pays for dropped noise: (1 + e^epsilon)
+  times the batches' total `overflow`.
 * One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, but
   nobody knows in which. A group is, for example, the batches of an epoch. The guarantee holds for
   every choice.
 
-If later events depend on earlier results, a limit on their composition still holds, provided that a
-user takes no part in a batch that would exceed the limit. This is a privacy filter (Rogers, Roth,
-Ullman and Vadhan 2016). This filter may compose exactly, because the dominating pairs do not depend
-on data, and a public descriptor states n and the noise before the user decides.
+If later events depend on earlier results, a privacy filter can still keep a limit (Rogers, Roth,
+Ullman and Vadhan 2016). With the filter, a user takes no part in a batch that would exceed the
+limit. The filter may compose exactly, for two reasons: the dominating pairs do not depend on data,
+and a public descriptor states n and the noise before the user decides.
 """
 
 import math
@@ -37,10 +38,10 @@ MOST_CHOICES = 64
 
 
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Returns the guarantee of several batches for users who appear in one of them (parallel).
+    """Returns the guarantee for users who appear in only one of several batches (parallel).
 
-    Its dishonest fraction is the smallest of the given guarantees. For no batches, the guarantee is
-    (0, 0).
+    Epsilon and beta are the largest of the batches' ``guarantees``, and the dishonest fraction is
+    the smallest. If there are no batches, epsilon and beta are 0.
     """
     if not guarantees:
         return Guarantee(0.0, 0.0)
@@ -77,10 +78,11 @@ def _composed(moves: tuple[AnyMoves, ...], beta: float, overflow: float) -> floa
 def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float) -> Guarantee:
     """Returns the guarantee at beta for a user who reports once in one batch of each group.
 
-    This guarantee is the weakest over all choices of batches. A batch is skipped if another batch
-    of its group is known to give no more privacy (`_dominates`). If more than MOST_CHOICES choices
-    are left, basic composition gives a valid but larger epsilon: the sum, over all groups, of the
-    largest epsilon that one of the group's batches has at beta / len(groups).
+    The guarantee is the weakest of the guarantees for all choices of batches. A batch is skipped if
+    another batch of its group is known to give no more privacy (`_dominates`). If more than
+    MOST_CHOICES choices are left, basic composition gives a valid but larger epsilon. For each
+    group, it takes the largest epsilon of the group's batches at beta / len(groups). The sum over
+    all groups is the result.
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}
@@ -106,8 +108,8 @@ def _not_dominated(group: Collection[BatchEvent]) -> list[BatchEvent]:
 def _dominates(weak: BatchEvent, strong: BatchEvent) -> bool:
     """Returns whether ``weak`` certainly gives no more privacy than ``strong``.
 
-    This is so if ``weak`` has the same noise or less, and at least the cells and overflow of
-    ``strong``: adding noise is post-processing.
+    Returns True if ``weak`` has no more noise, no fewer cells and no less overflow than ``strong``,
+    because adding noise is post-processing.
     """
     one, other = (moves_of(event.noise, event.honest, 1) for event in (weak, strong))
     if isinstance(one, Moves) and isinstance(other, Moves) and one.p == other.p:

@@ -2,28 +2,31 @@
 
 **Grid.** Losses are moved to multiples of Delta.
 
-* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): let an atom have
-  mass p under P and q under Q (`binomial`), and a loss l in [k Delta, (k + 1) Delta]. Two atoms, at
-  k Delta and at (k + 1) Delta, replace it. Their masses sum to p under P and to q under Q. Merging
-  the two gives the atom back, and merging is post-processing. So P and Q on the grid are at least
-  as easy to tell apart as the true P and Q, also after composition. With f = l - k Delta, the atom
-  at (k + 1) Delta gets (1 - exp(-f)) / (1 - exp(-Delta)) of p. The error is of order Delta^2.
-* Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with the loss L,
-  and a sum of smaller losses is smaller. So the delta of the composition never exceeds the true
-  delta.
+* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): let an atom with a
+  loss l in [k Delta, (k + 1) Delta] have mass p under P and q under Q (`binomial`). Two atoms, with
+  the losses k Delta and (k + 1) Delta, replace this atom. The masses of the two atoms sum to p
+  under P and to q under Q. Merging the two atoms gives the original atom back, and merging is
+  post-processing. Therefore P and Q on the grid are at least as easy to tell apart as the true P
+  and Q, also after composition. With f = l - k Delta, the atom at (k + 1) Delta gets the share (1 -
+  exp(-f)) / (1 - exp(-Delta)) of p. The error is of order Delta^2.
+* Lower (`round_down`): every loss is rounded down. A sum of smaller losses is smaller, and (1 -
+  exp(epsilon - L))_+ grows with the loss L. Therefore the delta of the composition never exceeds
+  the true delta.
 
 **Tilt and window.** Let S be the sum of the finite losses under P, K(s) = log E[exp(s S)], and
 lambda the tilt. The tilted masses exp(lambda l) P(l) / exp(K(lambda)) are convolved instead of
-P(l). The far tail of S makes up delta; the tilt puts this tail in the middle of the array. So all
-errors of the transform are relative to delta, not to 1. The tilt and the window only affect how
-tight the bounds are, never whether they hold: `loss_curve` accounts for mass outside the window.
+P(l). The far tail of S makes up delta, and the tilt puts this tail in the middle of the array. With
+the tilt, all errors of the transform are relative to delta, not to 1. The tilt and the window only
+affect how tight the bounds are, never whether they hold: `loss_curve` accounts for mass outside the
+window.
 
-**Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2: the
-computed transform of length M has a 2-norm error of at most log2(M) eta / (1 - log2(M) eta) times
-its norm. Here eta = mu + gamma_4 (sqrt(2) + mu), gamma_4 = 4 u / (1 - 4 u), u is the unit roundoff,
-and mu is the error of the twiddle factors. If mu is at most u, this error is below 8 u log2(M)
-times the norm. The same bound holds for the inverse. Propagating both bounds through all powers,
-products and the inverse gives one number that no cell's error exceeds.
+**Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2, bounds
+the 2-norm error of a computed transform of length M. The error is at most log2(M) eta / (1 -
+log2(M) eta) times the transform's norm. Let u be the unit roundoff, mu the error of the twiddle
+factors, and gamma_4 = 4 u / (1 - 4 u). Then eta = mu + gamma_4 (sqrt(2) + mu). If mu is at most u,
+the error is below 8 u log2(M) times the norm. The inverse transform has the same bound. Propagating
+both bounds through all powers, products and the inverse gives one number that no cell's error
+exceeds.
 
 This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
 threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.

@@ -2,12 +2,13 @@
 
 Epsilon falls like 1 / sqrt(variance), and faster if counters are almost empty. The last two trials
 predict the next value to try; a bracket of one failing and one sufficient value corrects a bad
-prediction. The returned value has been checked.
+prediction. The accountant has accepted the returned value.
 
-The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem
-8): noise of variance sigma^2 on a vector of L2 sensitivity S is (epsilon, delta)-DP if and only if
-Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) - epsilon sigma / S) <= delta.
-Here `cells` counters rise by one and `cells` fall by one, so S = sqrt(2 cells).
+The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
+Let noise of variance sigma^2 be added to a vector of L2 sensitivity S. The result is (epsilon,
+delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) -
+epsilon sigma / S) <= delta. Here `cells` counters rise by one and `cells` fall by one, so S =
+sqrt(2 cells).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CalibrationError(ValueError):
 
 
 def check_guarantee(epsilon: float, beta: float) -> None:
-    """Raises ValueError unless epsilon is positive and finite and 0 < beta < 1."""
+    """Raises ValueError unless 0 < epsilon < infinity and 0 < beta < 1."""
     if not 0.0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
     if not 0.0 < beta < 1.0:
@@ -61,7 +62,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root, or the nearer end, by bisection. Loading `scipy.optimize` takes 0.2 s."""
+    """Returns the root or the nearer end, by bisection: loading `scipy.optimize` takes 0.2 s."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle
@@ -95,7 +96,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
     """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP.
 
-    Returns None if even p = 1/2 does not.
+    Returns None if p = 1/2 does not give it.
     """
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)

@@ -1,16 +1,17 @@
 """Bounds epsilon and delta of replacing one user, by composing the losses of all changed counters.
 
 Replacing one user increases at most `cells` counters by one (moves up) and decreases at most
-`cells` by one (moves down). All counters carry independent noise. With the other users' data fixed,
-the two outputs are product distributions. So the loss is a sum of independent losses, of `cells`
-moves up and `cells` down (`binomial`). Fewer moves are a post-processing of `cells` moves each way,
-so they are covered.
+`cells` by one (moves down). All counters carry independent noise. If the other users' data is
+fixed, the noisy counters are independent on both inputs. The total loss is therefore a sum of
+independent losses: those of `cells` moves up and `cells` moves down (`binomial`). Fewer moves are
+covered, because they are a post-processing of `cells` moves each way.
 
-Both directions. For a mechanism M, neighbours D and D', and any set E, delta must bound Pr[M(D) in
-E] - e^epsilon Pr[M(D') in E], also with D and D' exchanged. The exchange turns every move up into a
-move down, and every move down into a move up. There are `cells` of each again, so the two
-directions have the same loss distribution, and one delta covers both. (A move up and a move down
-have different losses. So composing 2 * cells moves up, the default of some libraries, is wrong.)
+Both directions. Let M be the mechanism, D and D' neighbours, and E any set of outputs. Delta must
+bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E], also with D and D' exchanged. The exchange turns
+every move up into a move down, and every move down into a move up. After the exchange there are
+again `cells` moves up and `cells` moves down. Both directions therefore have the same loss
+distribution, and one delta covers both. (A move up and a move down have different losses. Some
+libraries compose 2 * cells moves up by default, which is wrong.)
 
 `convolution` puts the losses on a grid, tilts them, and multiplies powers of their discrete Fourier
 transforms of length M. Every error is counted on the safe side:
@@ -20,8 +21,8 @@ transforms of length M. Every error is counted on the safe side:
   limits both masses on the grid, and the lower bound subtracts both.
 * Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. The upper
   bound adds e to every mass; the lower bound subtracts it.
-* Other rounding: both bounds allow for the relative errors of masses and tilts and the absolute
-  errors of losses, each times the number of moves.
+* Other rounding: both bounds allow for the relative errors of masses and tilts, and for the
+  absolute errors of losses. Each move adds its errors.
 * Masses that `binomial` leaves out count as infinite losses in the upper bound, and not at all in
   the lower bound.
 """
@@ -137,10 +138,10 @@ class Curve:
     """Masses `mass` (M,) at ascending losses `loss` (M,), and the mass `infinite` at infinite loss.
 
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
-    hockey-stick divergence. As a function of t = exp(epsilon), delta is convex, decreasing, and
-    linear between two neighbouring losses. So its inverse is exact: find these two losses, then
-    solve a linear equation. The curve is valid from epsilon = `start` on. Below `start`, the method
-    `delta` returns 1; the method `epsilon` returns at least `start`.
+    hockey-stick divergence. As a function of exp(epsilon), delta is convex, decreasing, and linear
+    between two neighbouring losses. The method `epsilon` inverts delta exactly: it finds these two
+    losses, then solves a linear equation. The curve is valid from epsilon = `start` on. Below
+    `start`, the method `delta` returns 1; the method `epsilon` returns at least `start`.
     """
 
     loss: FloatArray
@@ -174,7 +175,7 @@ class Curve:
         return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
-        """Returns t times the right derivative of `_total` with respect to t = exp(epsilon)."""
+        """Returns the right derivative of `_total` with respect to epsilon."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
         if epsilon > LARGEST_EPSILON:
@@ -184,8 +185,9 @@ class Curve:
     def _first_past(self, delta: float, overflow: float) -> int:
         """Returns the index of the first loss where `_total` is at most delta or no longer falls.
 
-        `_total` is convex in t, so along ascending losses the condition is false, then true, and
-        bisection finds the change. The last loss always satisfies it: no finite loss is beyond.
+        As a function of exp(epsilon), `_total` is convex. So from this first loss on, `_total` is
+        at most delta or no longer falls, and bisection can find the first loss. If there is no such
+        loss before the last one, the index of the last loss is returned.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)
@@ -213,9 +215,10 @@ class Curve:
         return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
 
     def _solve_back(self, end: float, delta: float) -> float:
-        """Solves the linear piece from its far end, for an overflow of 0.
+        """Returns the result of `_solve` for overflow 0, computed from the piece's far end.
 
-        From the near end, e^(before - loss) would underflow, and the piece would seem flat.
+        If it were computed from the near end, exp(near end - loss) would underflow, and the piece
+        would seem flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -239,9 +242,9 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
     """Returns a composition with errors far below the delta `near`, and its upper curve.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon), for the tilt lambda
-    (`convolution`). The tilt from Chernoff's bound is right if tails are like a Gaussian's.
-    Counters that are almost empty make the tail heavier. Then a tilt that suits the resulting
-    epsilon replaces the first tilt.
+    (`convolution`). The tilt from Chernoff's bound is right if tails are like a Gaussian's. If
+    counters are almost empty, the tail is heavier, and a tilt that suits the resulting epsilon
+    replaces the first tilt.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -262,8 +265,8 @@ def epsilon(
     """Returns a bound on epsilon at this delta.
 
     Dropped noise uses up a part of delta: (1 + e^epsilon) * overflow. A lower bound subtracts the
-    same amount from delta(epsilon), because dropped noise changes the true delta by at most that
-    much either way. The estimate ignores dropped noise. Returns infinity if no epsilon works.
+    same amount from delta(epsilon), because dropped noise raises or lowers the true delta by at
+    most this amount. The estimate ignores dropped noise. Returns infinity if no epsilon works.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 
@@ -291,7 +294,7 @@ class Composition:
             # An alias may be in any cell. It only raises upper bounds; lower bounds subtract it.
             below = _alias(self.gridded, convolved, -self.window.step_low, self.first - 1)
             error += below + above
-        # Capped at e^700: there, a mass's error alone is far above one, and a mass is at most one.
+        # Capped at e^700, where a mass's error is far above one. No mass exceeds one in the end.
         scale = np.exp(np.minimum(convolved.log_scale - convolved.tilt * loss, 700.0))
         relative = math.exp(sign * _relative_error(self.parts, convolved.tilt))
         mass = np.maximum(convolved.mass + sign * error, 0.0) * scale * relative
