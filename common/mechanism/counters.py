@@ -14,11 +14,11 @@ the transitions of step h (in ``paper`` also its visits) and no rewards.
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
 dummy, which counts nothing, is the index after the last counter.
 
-The environment's owner may declare a support: the possible transitions. Then only transitions,
-visits and rewards that the support allows have counters, in the same order. The support is public
-and must never come from people's episodes. An episode outside the support has no encoding: its
-report has noise only, as after a failed episode. So a support never makes an episode change more
-counters, and the guarantee holds even if the declaration is false.
+The environment's owner may declare a support: the possible transitions. With a support, only the
+transitions, visits and rewards that it allows have counters, in the order above. The support is
+public and must never come from people's episodes. An episode outside the support has no encoding:
+its report has noise only, as after a failed episode. A support therefore never makes an episode
+change more counters, and the guarantee holds even if the declaration is false.
 """
 
 import math
@@ -70,8 +70,8 @@ class Episode:
 class Support:
     """The possible states at step 0, and the possible successors of each state and action.
 
-    ``next`` has one entry for each of the H steps, or a single entry that holds for all of them. A
-    transition from x is possible at step h only if the steps before can lead to x.
+    ``next`` has one entry for each of the H steps, or a single entry for all steps. A transition
+    from x is possible at step h only if the steps before can lead to x.
     """
 
     __pydantic_config__: ClassVar = {
@@ -88,9 +88,9 @@ class Support:
 def possible_cells(support: Support, X: int, A: int, H: int) -> Ints:
     """Returns the possible (h, x, a, x') as sorted indices into an array (H, X, A, X).
 
-    Raises ValueError if the declaration does not fit the sizes, lists states twice or not in order,
-    gives no successor for a state and action that can occur, or has over `MAX_COUNTERS`
-    transitions.
+    Raises ValueError if the declaration does not fit the sizes or has over `MAX_COUNTERS`
+    transitions. Raises ValueError, too, if a list of states is not strictly ascending, or if a
+    state and action that can occur have no successor.
     """
     if len(support.next) not in (1, H):
         raise ValueError(f"support: next has {len(support.next)} steps; it must have 1 or {H}")
@@ -150,12 +150,12 @@ class CounterLayout:
 
     @property
     def layers(self) -> int:
-        """The number of steps in scope: H, or 1 if ``layer`` names one."""
+        """The number of steps in scope: H, or 1 if ``layer`` names a step."""
         return self.sizes.H if self.layer is None else 1
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Each family's array shape, in the order of the counters. A support does not change it."""
+        """Each family's array shape, in the order of the counters, with or without a support."""
         X, A, hs = self.sizes.X, self.sizes.A, self.layers
         if self.families == "joint" and self.layer is None:
             return {"joint": (hs, X, A, X, 2)}
@@ -195,9 +195,9 @@ class CounterLayout:
     def cells(self) -> int:
         """The most counters that replacing one user can increase, or can decrease, by one.
 
-        An episode increments at most one counter for each family and step in scope. So if another
-        episode replaces it, at most one counter of each family and step falls, and at most one
-        rises. The accountant relies on this number (`common.accounting.account`).
+        An episode increments at most one counter for each family and step in scope. If another
+        episode replaces this one, at most one counter of each family and step falls by one, and at
+        most one rises by one. The accountant relies on this number (`common.accounting.account`).
         """
         return len(self.shapes) * self.layers
 

@@ -1,19 +1,20 @@
 """The local mechanism: randomised response on a report's bits, with each role's part.
 
-This is the local workflow of paper 000, Fig. 2, and paper 004's Local Privatizer. Users trust
-nobody.
+The workflow is the local one of paper 000, Fig. 2, and corresponds to paper 004's Local Privatizer.
+Users trust nobody.
 
-- A user writes the episode as C bits, one per counter, flips each bit independently with
-  probability f, and sends all bits in one message.
+- A user writes the episode as C bits, one per counter, and flips each bit independently with
+  probability f. One message carries all C bits.
 - The shuffler permutes the messages as in every workflow, although this protects nobody here.
-- The analyzer adds the n reports' bits and corrects for the flips: if a counter's bit is 1 in S of
-  n reports, (S - n f) / (1 - 2 f) is an unbiased count, with variance n f (1 - f) / (1 - 2 f)**2.
+- The analyzer adds the n reports' bits and corrects for the flips. If a counter's bit is 1 in S of
+  n reports, (S - n f) / (1 - 2 f) is an unbiased count. The variance of this count is n f (1 - f) /
+  (1 - 2 f)**2.
 
-Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever anybody else
-does. This holds against everyone, also against the shuffler and the analyzer together. If another
-episode replaces the user's, at most ``cells`` bits change from 0 to 1, and at most ``cells`` from 1
-to 0. A changed bit has the privacy loss log((1 - f) / f) or its negative
-(`common.accounting.binomial.step_losses`); the other bits have no loss. The proof needs:
+Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever other parties
+do. The guarantee holds against every reader, also against the shuffler and the analyzer together.
+If another episode replaces the user's, at most ``cells`` bits change from 0 to 1, and at most
+``cells`` from 1 to 0. A bit that changes has the privacy loss log((1 - f) / f) or -log((1 - f) / f)
+(`common.accounting.binomial.step_losses`). A bit that does not change has no loss. The proof needs:
 
 1. *Independent flips.* They are independent of each other and of the data.
 2. *Fixed length.* Every report has C bits.
@@ -39,8 +40,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips. At most
-    ``cells`` of them differ from any episode's bits, so the guarantee holds.
+    ``episode`` is None if the environment failed. All bits are then 0 before the flips. An episode
+    has at most ``cells`` bits that are 1, so the guarantee covers this report, too.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:

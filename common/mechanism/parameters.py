@@ -2,13 +2,13 @@
 
 Nothing is drawn here: `shuffle_model`, `local_model` and `central_model` draw the noise.
 
-**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter. This is
-the Shuffle Privatizer of paper 000, section V. There, bits is ceil(tau / n) and p = 1/2, or bits is
-1 and p = tau / (2 n); `common.accounting.calibrate` gives tau. A bit that is 1 becomes one message,
-the index of its counter; a bit that is 0 is not sent. Only the multiset of messages reaches the
-analyzer, so a counter for which all users together draw N bits has Binomial(N, p) noise. p is an
-integer over a power of two. So every node draws exactly the same distribution from its random bits,
-and no accountant has to trust a rounding of p.
+**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter. Such
+noise is the Shuffle Privatizer of paper 000, section V. The paper has ceil(tau / n) bits with p =
+1/2, or one bit with p = tau / (2 n); `common.accounting.calibrate` gives tau. A bit that is 1
+becomes one message, the index of its counter; a bit that is 0 is not sent. Only the multiset of
+messages reaches the analyzer. If all users together draw N bits for a counter, this counter's noise
+is Binomial(N, p). p is an integer over a power of two, so every node draws from exactly the same
+distribution. No accountant has to trust a rounding of p.
 
 **Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local_model`).
 
@@ -103,7 +103,7 @@ class Flips:
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:
-        """Returns the expected number of 1s from n users whose bits are 0: n f."""
+        """Returns the expected number of 1s among n bits that were 0 before the flips: n f."""
         return n * self.f
 
     def variance(self, n: int) -> float:
@@ -133,7 +133,7 @@ class Laplace:
     def term(self) -> float:
         """The b of Bernstein's bound (`BatchNoise`): 3 c with c = 1 / (1 - q).
 
-        This follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance.
+        The bound follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance of Z.
         """
         return 3.0 / (1.0 - self.q)
 
@@ -217,7 +217,8 @@ def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Returns how many of n reports count as honest: n - floor(dishonest_fraction * n).
 
     The fraction is read as the shortest decimal that gives the same double, and the product is
-    exact, so all roles agree: 0.3 of 10 is 3, although the double 0.3 is below 3/10.
+    exact. All roles therefore get the same number. For example, 0.3 of 10 is 3, although the double
+    0.3 is below 3/10.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

@@ -1,21 +1,22 @@
-"""Two sources of randomness. They have different types, so no function can confuse them.
+"""Two sources of randomness, with different types, so that no function can confuse them.
 
 `SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
 bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and tests, and a deployed node refuses it. It is a stream with a key. The key says
-what the draws are for, such as (run, batch, slot, purpose), and never depends on who came first.
+for experiments and tests, and a deployed node refuses it. Each `SeededRandomness` is a stream with
+a key. The key says what the draws are for, such as (run, batch, slot, purpose), and never depends
+on who came first.
 
 `draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes. A
 counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by
 inversion. Let F(j) = Pr[at most j ones], and let U be uniform in [0, 1), an endless string of
-random bits. Then the number of j with F(j) <= U has exactly the binomial law. The first 16 bits of
-U give an interval that contains U. They decide the number unless some F(j) lies in this interval.
-In that case, which is at most one draw in 256, `draw_counts` reads further bits. All comparisons
-are between integers, because F(j) times 2^(l * bits) is an integer. So nothing is rounded, and no
-accountant has to trust a rounding.
+random bits. The number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
+give an interval that contains U. If no F(j) lies in this interval, these bits decide the number of
+ones. If some F(j) lies in the interval, which happens in at most one draw in 256, `draw_counts`
+reads further bits. All comparisons are between integers, because F(j) times 2^(l * bits) is an
+integer. Nothing is rounded, and no accountant has to trust a rounding.
 
-These integers grow with ``bits``, so a counter's noise is drawn as the sum of blocks of at most
-`BLOCK` bits.
+The integers F(j) 2^(l * bits) grow with ``bits``. A counter's noise is therefore drawn in blocks of
+at most `BLOCK` bits, and the blocks' numbers of ones are added.
 """
 
 import hashlib
@@ -48,7 +49,7 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SystemRandomness:
-    """The system's CSPRNG. It has no state of its own, so threads may share it without a lock."""
+    """The system's CSPRNG. The object has no state, so threads may share it without a lock."""
 
     def read(self, size: int) -> bytes:
         """Returns ``size`` uniformly random bytes."""
@@ -93,7 +94,7 @@ def word(randomness: Randomness) -> int:
 
 
 def bernoulli(randomness: Randomness, mean: float) -> int:
-    """Returns 1 with probability ``mean`` in [0, 1] (exact to 2**-53), else 0."""
+    """Returns 1 with probability ``mean`` in [0, 1], exact to 2**-53, and otherwise 0."""
     draw = int.from_bytes(randomness.read(8), "little") >> 11
     return int(draw < mean * (1 << 53))
 

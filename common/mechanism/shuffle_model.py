@@ -2,9 +2,9 @@
 
 Roles (paper 000, section V, with corrections):
 
-- A user encodes an episode as counter indices, draws ``bits`` Bernoulli(p) bits for every counter,
-  turns every bit that is 1 into one message (its counter's index), and pads with dummies to L
-  messages.
+- A user encodes an episode as counter indices, one message each. For every counter the user draws
+  ``bits`` Bernoulli(p) bits. Each bit that is 1 becomes one more message, the counter's index.
+  Dummies fill the report up to L messages.
 - The shuffler permutes the messages of all n users.
 - The analyzer counts the messages of each counter and subtracts the noise's mean n * bits * p.
 
@@ -18,7 +18,7 @@ needs four facts:
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
    ever dropped. The probability of a drop depends on noise alone and is charged to beta.
-4. *No information in dummies.* Their number is nL minus the sum of the counts.
+4. *No information in dummies.* The number of dummies is nL minus the sum of the noisy counts.
 """
 
 import numpy as np
@@ -66,8 +66,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the L messages (L,) of one report.
 
-    ``episode`` is None if the environment failed. The report still carries noise and padding,
-    because the other users' guarantees rely on its noise.
+    ``episode`` is None if the environment failed. The report then carries only noise and padding:
+    the guarantees of the batch's other users rely on its noise.
     """
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     ones = draw_noise(layout.counters, noise, randomness)

@@ -12,15 +12,15 @@ for each message. Words have w bits, and all additions are modulo 2^w.
 - The analyzer computes the mask of each E and subtracts it from the sum. The sum of the users'
   vectors remains.
 
-Privacy. The analyzer sees n random keys and one sum, which is a function of the C noisy counts. So
-the accountant's (epsilon, beta) for those counts holds. The shuffler sees masked vectors, which are
-pseudorandom to it. Shuffler and analyzer together can read every vector. The proof needs four
+Privacy. The analyzer sees n random keys and one sum. The sum is a function of the C noisy counts,
+so the accountant's (epsilon, beta) for these counts holds. The shuffler sees masked vectors, which
+are pseudorandom to it. Shuffler and analyzer together can read every vector. The proof needs four
 facts:
 
 1. *One sum a batch*, over all n reports. Two sums over sets that differ in one user would reveal
-   that user's vector. So the analyzer must never need a sum that leaves a bad report out. It never
-   does, because any 32 bytes count as a key E and have a mask. Where E is a point of low order,
-   which gives no shared secret, zeros stand for the secret.
+   that user's vector. Therefore the analyzer must never need a sum that leaves a bad report out.
+   The analyzer never needs such a sum, because any 32 bytes count as a key E and have a mask. If E
+   is a point of low order, it gives no shared secret, and zeros replace the secret.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
 3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
    count a user twice.
@@ -54,7 +54,7 @@ DEVIATIONS = 12
 
 
 def word_bits(n: int, noise: Noise) -> int:
-    """Returns w: 16 if n users' data and noise fit 16-bit words, else 32.
+    """Returns the word size w: 16 bits if n users' data and noise fit, and otherwise 32 bits.
 
     The comparison is exact, so all roles agree. Raises ValueError if 32 bits are too few.
     """
@@ -107,7 +107,7 @@ def mask(vector: Vector, private_key: bytes, analyzer_key: bytes, info: bytes) -
 def add(total: Words, reports: Octets) -> bytes:
     """The shuffler's part, first step: adds concatenated reports to ``total`` (C,) in place.
 
-    Returns their keys E, concatenated. Raises ValueError if the last report is not whole.
+    Returns the reports' keys E, concatenated. Raises ValueError if the last report is not whole.
     """
     rows = np.frombuffer(reports, dtype=np.uint8).reshape(-1, KEY_BYTES + total.nbytes)
     vectors = rows[:, KEY_BYTES:].view(total.dtype)

@@ -1,4 +1,4 @@
-"""The three workflows of paper 000, Fig. 2. They differ in what a report holds.
+"""The three workflows of paper 000, Fig. 2, which differ in what a report holds.
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index
   each; all users add noise (`common.mechanism.shuffle_model`).

@@ -105,8 +105,8 @@ def may_report(barred_until: int, epoch: Epoch | None) -> bool:
     """Returns whether a user who is barred until ``barred_until`` may report in this epoch.
 
     ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
-    next report is always in a later epoch. So neither a clock that goes back nor a change of the
-    epochs' length lets anybody report in two epochs that overlap.
+    next report is always in a later epoch. Nobody can therefore report in two epochs that overlap,
+    even if a clock goes back or the length of epochs changes.
     """
     return not barred_until or (epoch is not None and barred_until <= epoch.start)
 

@@ -131,11 +131,11 @@ def read_refusal(
 ) -> RiffleError:
     """Returns the error for an unsuccessful answer.
 
-    A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. It
-    becomes a RemoteError. If the status is temporary, or the answer is anything else (a proxy's
-    page, a redirection, half a document, another service's answer), the error is LocalError
-    ``unavailable``. ``peer`` names the sender in the error's sentence. ``retry_after`` is the
-    Retry-After header.
+    A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. If
+    its status is not temporary, a deliberate refusal becomes a RemoteError. Every other answer
+    becomes LocalError ``unavailable``: for example a proxy's page, a redirection, or half a
+    document. ``peer`` names the sender in the error's sentence. ``retry_after`` is the Retry-After
+    header.
     """
     document = problem_document(body)
     slug = problem_slug(document)

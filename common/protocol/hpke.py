@@ -93,8 +93,9 @@ def open_histogram(
 ) -> tuple[npt.NDArray[np.int64], list[int]]:
     """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
-    Returns the number of messages of each index (counters + 1,), dummies last, and the positions of
-    messages that did not open or named no counter. Every message is either counted or listed.
+    Returns a histogram (counters + 1,): the number of messages of each index, dummies last. Also
+    returns the positions of messages that did not open, or whose index is above the dummy's. Every
+    message is either counted or listed.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

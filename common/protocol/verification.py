@@ -1,8 +1,8 @@
 """Checks that each party makes itself: a batch's guarantee, its trust model, and pinned keys.
 
-A descriptor is checked by the shuffler on deposit, by a node before it takes a slot, and by the
-analyzer when it writes the ledger. Nobody trusts the guarantee that a descriptor claims. Each party
-recomputes it from n, noise, padding and counters, at a dishonest fraction of its *own* choice.
+The shuffler checks a descriptor on deposit, a node before it takes a slot, and the analyzer when it
+writes the ledger. Nobody trusts the guarantee that a descriptor claims. Each party recomputes it
+from n, noise, padding and counters, at a dishonest fraction of its *own* choice.
 """
 
 import math
@@ -61,10 +61,10 @@ def check_trust(
 def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -> None:
     """Raises RemoteError ``epoch-refused`` unless the batch's epoch is allowed here and now.
 
-    ``shortest`` is the shortest epoch that is allowed here, in seconds. If it is None, a user may
-    only report once in a lifetime. The batch must belong to the current epoch or to the next.
-    Otherwise, batches of many epochs could be open at once, and a person could be in all of them on
-    one day.
+    ``shortest`` is the shortest epoch that is allowed here, in seconds. If ``shortest`` is None, a
+    user may only report once in a lifetime. The batch must belong to the current epoch or to the
+    next. If later epochs were allowed, batches of many epochs could be open at once, and a person
+    could report in all of them on one day.
     """
     seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
     if seconds is None or epoch is None:
@@ -94,8 +94,8 @@ def batch_event(descriptor: BatchDescriptor, dishonest_fraction: float) -> Batch
 def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEvent:
     """Returns what the accountant needs to know of a batch, for the required dishonest fraction.
 
-    If one owner may hold a larger share of the batch, the fraction is that share, so that no single
-    owner can weaken the guarantee.
+    If the descriptor limits each owner to a share of the slots, the fraction is at least this
+    share. A single owner with dishonest nodes then cannot weaken the guarantee.
     """
     fraction, share = required.dishonest_fraction, descriptor.owner_share
     return batch_event(descriptor, max(fraction, share) if share < 1.0 else fraction)
@@ -104,7 +104,7 @@ def required_event(descriptor: BatchDescriptor, required: Guarantee) -> BatchEve
 def check_guarantee(
     descriptor: BatchDescriptor, required: Guarantee, max_owner_share: float = 1.0
 ) -> Account:
-    """Refuses a descriptor whose noise gives less privacy than ``required`` or than it promises.
+    """Refuses a descriptor if its noise gives less privacy than is required or promised.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
     ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises the

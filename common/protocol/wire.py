@@ -104,7 +104,7 @@ class Refusal(_Item):
 
 
 class LeaseReply(Document):
-    """One lease or one refusal for each requested user."""
+    """The answer to a request for slots: one lease or one refusal for each user."""
 
     leases: tuple[Lease, ...]
     refused: tuple[Refusal, ...]
@@ -119,7 +119,7 @@ class UploadResult(_Item):
 
 
 class UploadReply(Document):
-    """One result for each frame, in the order of the frames."""
+    """The answer to an upload: one result for each frame, in the order of the frames."""
 
     results: tuple[UploadResult, ...]
 
@@ -162,7 +162,7 @@ class Conservation(Document):
     """The account of everything sent to a batch, counted in reports except for `messages`.
 
     For a complete batch the coordinator gets the numbers that follow from state, n and L. For an
-    open or abandoned batch it gets at most ``fill_tenths``; the other numbers are null.
+    open or abandoned batch the coordinator gets at most ``fill_tenths``; the other counts are null.
     """
 
     batch_id: Hex16
