@@ -1,20 +1,21 @@
 """Runs the two algorithms of paper 004 against oblivious adversaries: `run`.
 
 The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
-learner receives private sums of visits and transitions. It also receives private sums of all losses
-(UC-O-REPS, full information) or only the noisy losses of the episode (UOB-LBPS, bandit feedback).
-Regret is exact (Eq. 2.2): it is computed from policies, not from played episodes. At checkpoint k
-it is sum_{i<=k} <q^{P,pi_i}, l_i>, with the occupancy measure q^{P,pi} of policy pi, minus the
-least loss of any fixed policy on l_1 + ... + l_k, found by backward induction.
+learner receives private sums of visits and transitions. With full information (UC-O-REPS), the
+learner also receives private sums of all losses. With bandit feedback (UOB-LBPS), the learner also
+receives the noisy losses of the episode's own steps. Regret is exact (Eq. 2.2): it is computed from
+policies, not from played episodes. At checkpoint k, regret is sum_{i<=k} <q^{P,pi_i}, l_i> minus
+the least loss of any fixed policy on l_1 + ... + l_k. Here q^{P,pi} is the occupancy measure of
+policy pi. Backward induction finds the least loss.
 
 Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary Mechanism for counts,
 its variant in Algorithm 4 for full-information losses, and plain noise for bandit losses
 (Lemma 5.6). There are two calibrations.
 
 `paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
-its number of levels. This noise does not give the stated epsilon (docs/corrections.md). The true
-epsilon is Delta_1 / (3H) times as large, where the L1 sensitivity Delta_1 is 6H, or 4H + XA under
-full information (XA is the number of pairs).
+its number of levels. The noise of `paper` does not give the stated epsilon (docs/corrections.md).
+The true epsilon is the stated epsilon times Delta_1 / (3H), where Delta_1 is the L1 sensitivity.
+Delta_1 is 6H under bandit feedback, and 4H + XA under full information with XA pairs.
 
 `correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Counts and losses each
 get the least noise for their sensitivity (Laplace or analytic Gaussian). Together they compose to
@@ -65,7 +66,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 def run(case: Case) -> SeedResult:
-    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows that it learned."""
+    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows learning."""
     started = time.perf_counter()
     here = world(case)
     layers, P, losses = here.layers, here.P, adversary_losses(case, here)
@@ -140,7 +141,10 @@ def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> F
 
 
 def _choice(probabilities: FloatArray, uniform: float) -> int:
-    """Returns the first index whose running sum exceeds a uniform draw, or else the last index."""
+    """Returns the first index at which the sum of probabilities so far exceeds a uniform draw.
+
+    If no earlier index qualifies, returns the last index.
+    """
     *head, _ = accumulate(probabilities.tolist())
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
@@ -173,7 +177,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns the noise of one draw. The tree of central running sums (`summed`) needs more."""
+    """Returns one draw's noise. The tree of central running sums (`summed`) needs more noise."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"
@@ -196,7 +200,7 @@ def _sums(
 
 
 class Channel:
-    """The Privatizer of a case. It adds noise to cells that exist, not to padding.
+    """The Privatizer of a case. Noise is added to cells that exist, not to padding.
 
     E bounds the error of counts. N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions.
     Under full information the losses form a stream of sums, too; under bandit feedback each

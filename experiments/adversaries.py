@@ -1,7 +1,7 @@
 """Cases of adversarial runs. A case sets algorithm, guarantee, layered MDP and losses.
 
-The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. The
-latter is the same for every seed, and is unrolled in time: the same state at two steps becomes two
+The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. A known
+MDP is the same for every seed, and is unrolled in time: the same state at two steps becomes two
 states.
 """
 
@@ -32,7 +32,7 @@ PHASES = 4
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records its fields.
+    """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records all fields.
 
     The algorithm `uniform` plays actions at random. `scale` multiplies the width beta of Eq. 3.1
     (paper 004 has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """Returns whether the learner sees all losses (full information), or only its own."""
+        """Returns whether the learner sees the losses of all pairs (full information)."""
         return self.name == "uc-o-reps"
 
 
@@ -77,8 +77,8 @@ class Case:
 class LayeredWorld:
     """A layered MDP of width W: transitions P (H, W, A, W), mean rewards r (H, W, A).
 
-    `decisions` (H, W, A) are the pairs that can have a loss: all except those of a first layer that
-    only draws the start.
+    `decisions` (H, W, A) marks the pairs that can have a loss. If the first layer only draws the
+    start state, its pairs have no loss.
     """
 
     layers: Layers
@@ -107,8 +107,9 @@ def world(case: Case) -> LayeredWorld:
 def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
     """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
-    stochastic: the means are fixed; switching: they are drawn anew in each of PHASES equal phases;
-    drifting: they move linearly between two draws; rewards: one minus the MDP's rewards.
+    The adversary `stochastic` draws the means once, and `switching` draws new means for each of
+    PHASES equal phases. With `drifting`, the means move linearly from a first draw to a second.
+    With `rewards`, the means are one minus the MDP's mean rewards.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *world.decisions.shape)

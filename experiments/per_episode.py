@@ -1,8 +1,8 @@
 """Simulates UCBVI and its private variants, and returns the regret curve: `run`.
 
-These learners plan before every episode. One user is one episode and one update, so users run one
-at a time, in compiled loops (`ucbvi`; `coordinator.learning.ucbvi_parameters` describes the
-algorithm). Regret is exact pseudo-regret.
+All of these learners plan before every episode and update after it, so a compiled loop runs one
+user at a time (`ucbvi`). `coordinator.learning.ucbvi_parameters` describes the algorithm. Regret is
+exact pseudo-regret.
 
 Draws have the key (seed, "episodes") for the environment and (seed, "noise") for the Privatizer.
 All noise here is seeded and only simulates the mechanisms, so it protects nobody.
@@ -47,7 +47,7 @@ DELTA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One run of a learner of `PER_EPISODE`: K episodes, guarantee, noise levels, bonus, seed."""
+    """A run of a learner of `PER_EPISODE`: K episodes, guarantee, noise levels, bonus, seed."""
 
     name: str
     mdp: TabularMDP

@@ -1,9 +1,9 @@
 """The two preset runs of Riffle, and runs that differ from them in some respects.
 
 Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at epsilon = 1, beta =
-1e-5. They count one symbol per step (`joint`), which takes the fewest messages. RiverSwim declares
-its possible transitions, and that all steps are alike, so private counts are pooled over steps.
-``demo`` has K = 10,000, enough to end near the optimum (docs/demo.md). ``riverswim`` has K =
+1e-5. Both presets count one symbol per step (`joint`), which takes the fewest messages. RiverSwim
+declares its possible transitions, and that all steps are alike, so private counts are pooled over
+steps. ``demo`` has K = 10,000, enough to end near the optimum (docs/demo.md). ``riverswim`` has K =
 20,000, as paper 000 does.
 """
 
@@ -113,8 +113,8 @@ def customize(
     declaration. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
     environment may be in a file, as ``path/file.py:name``, or a Python object.
 
-    Raises ValueError if a value is out of range (the message names the field), and LocalError
-    ``invalid-spec`` if the environment does not exist or refuses a parameter.
+    If a value is out of range, raises ValueError with the name of the field. If the environment
+    does not exist or refuses a parameter, raises LocalError ``invalid-spec``.
     """
     environment_id, own_parameters = _environment(environment, base)
     chosen_parameters = own_parameters | dict(parameters)

@@ -118,12 +118,12 @@ class SeedResult:
     """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
     `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`
-    says that an optimal policy is active at the end, and `eliminated` that some policy is not. Both
-    flags are None for learners without an active set. If the environment's probabilities are
-    unknown, regret and values are NaN. For the learners of paper 004, values are NaN, too. Only
-    these learners have `uniform_regret`, the regret of uniform play. They have no
-    `policy_switches`, because they change policy in every episode. `reward_mean`, `episodes_failed`
-    and `first_failure` are set only in runs user by user (`per_user`).
+    says that an optimal policy is active at the end, and `eliminated` that some policy is not. For
+    learners without an active set, both flags are None. If the environment's probabilities are
+    unknown, regret and values are NaN. For the learners of paper 004, values are NaN, too, and
+    `policy_switches` is None, because these learners change policy in every episode. Only these
+    learners have `uniform_regret`, the regret of uniform play. `reward_mean`, `episodes_failed` and
+    `first_failure` are set only in runs user by user (`per_user`).
     """
 
     seed: int

@@ -1,9 +1,9 @@
 """The simulator for Python: ``riffle.simulate``, ``riffle.sweep`` and their results.
 
-Both functions work in notebooks and in scripts, with or without a main guard. An environment is a
-name, an object with Riffle's or Gymnasium's interface, or a function or class that makes such an
-object. A learner is a name or a class, such as a subclass of `OwnLearner`. Each may come in a pair
-with its parameters: ``("RiverSwim-v0", {"states": 6})``.
+``simulate`` and ``sweep`` work in notebooks and in scripts, with or without a main guard. An
+environment is a name, an object with Riffle's or Gymnasium's interface, or a function or class that
+makes such an object. A learner is a name or a class, such as a subclass of `OwnLearner`. Each may
+come in a pair with its parameters: ``("RiverSwim-v0", {"states": 6})``.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def simulate(
     ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
     ``workers`` processes run the seeds, by default one process for each core. With practical
     constants, the learner uses the structure that the environment declares. An environment without
-    known probabilities is simulated user by user. Its results have no regret.
+    known probabilities is simulated user by user, and the results have no regret.
 
     Raises ValueError or RiffleError if a name is unknown, a value is out of range, or a batch is
     too small for the guarantee. The message names the value and says what to change.
@@ -349,7 +349,7 @@ def grid(
     *,
     exact: bool = True,
 ) -> Figure:
-    """Returns a sweep as a figure: over several epsilons, else over several K, else over time.
+    """Returns a sweep as a figure. Its x axis is epsilon or K if several are given, or else time.
 
     Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
     """

@@ -3,11 +3,11 @@
 Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
 drawn multinomially from the mixture, start states from their law d1. At every step, given how many
 users of policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit
-depends only on (x, a). So if N_h(x, a, x') users move from x to x' by action a, the sum of their
-reward bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n users' noise (in the
-shuffle model, Binomial(n * bits, p)) or of the coordinator's draw (`noisy_counts`). So the result
-has exactly the law of n users, unless a report's noise overflows its padding. The accountant
-includes the probability of an overflow in beta.
+depends only on (x, a). If N_h(x, a, x') users move from x to x' by action a, the sum of these
+users' reward bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n users' noise (in
+the shuffle model, Binomial(n * bits, p)) or of the coordinator's draw (`noisy_counts`). The result
+therefore has exactly the law of n users' counts, except for noise that overflows a report's
+padding. The accountant includes the probability of an overflow in beta.
 
 Draws are keyed by (seed, batch), never by order of evaluation.
 """
@@ -115,7 +115,7 @@ def private_counts(
     noise: BatchNoise | None,
     generator: np.random.Generator,
 ) -> BatchCounts:
-    """Draws the debiased private counts of one deployment whose users are all honest."""
+    """Draws the debiased private counts of one deployment. All users are honest."""
     n = deployment.n
     counts = counters(layout, joint_counts(mdp, deployment.mixture, n, generator))
     if noise is None:

@@ -4,8 +4,8 @@ A job is a (`Run`, seed). The seed keys its draws, so every backend and every or
 the same results. Long runs start first, so that all cores finish at about the same time. `Rows`
 holds the results: one line of JSON for each job, appended when the job ends. A row names the code
 that made it, and a sweep refuses to mix rows of different code. If a crash cut the last line short,
-the line is dropped and its job runs again. A run's key depends on the caller's own code as it was
-loaded, and a worker that has another version of this code refuses the job.
+the line is dropped and its job runs again. A run's key depends on the caller's own code, in the
+version that was loaded. A worker with another version of the caller's code refuses the job.
 
 joblib runs the jobs, because its processes need no main guard and accept classes that a notebook
 defines.
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def chosen(self) -> Preset:
-        """This run as a `Preset`, which has the sizes and declarations of the run's environment.
+        """The run as a `Preset`, with the sizes and declarations of the run's environment.
 
         Raises the errors of `experiments.presets.customize`.
         """
@@ -180,7 +180,7 @@ _ROW = TypeAdapter(Row)
 
 
 class Rows:
-    """The rows of one results folder. Without a file, they are only in memory."""
+    """The rows of one results folder. Without a file, the rows are only in memory."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -276,9 +276,9 @@ def execute(key: str, job: Job) -> Row:
 def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
     """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    Raises LocalError ``wrong-state`` if the rows were made by other code than this process has, or
-    if a worker has other code, and LocalError ``unavailable`` if a package is missing or the Dask
-    scheduler does not answer.
+    If the rows were made by other code than this process has, or a worker has other code, raises
+    LocalError ``wrong-state``. If a package is missing or the Dask scheduler does not answer,
+    raises LocalError ``unavailable``.
     """
     # This process makes the keys: a worker cannot read the source of a notebook's class.
     keys = {id(run): run.key for run, _ in jobs}

@@ -1,28 +1,29 @@
 """Attacks the deployed code on neighbouring populations with the best possible distinguisher.
 
 By the Neyman-Pearson lemma, no test of a given size beats the likelihood ratio of the true model.
-Given everybody else's data, the analyzer's counts are independent: base + Binomial(N, p). One user
-moves `cells` of them up and `cells` down. Let b be the binomial mass function and base_i the other
-users' count on cell i. The score of counts y is
+Let the data of all users except user 0 be fixed, and let base_i be their count on cell i. User 0
+adds one to every up cell in the first population, and to every down cell in the second (`world`).
+The noise on each cell is independent and Binomial(N, p), with mass function b. The score of counts
+y is
 
     sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
     + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
 
-This model ignores padding and the permutation. A second distinguisher, `head`, looks for a
+The score ignores padding and the permutation. A second distinguisher, `head`, looks for a
 permutation that does not move the first report.
 
-**From scores to bounds.** (epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E,
-where P and Q are the laws of the views of the two populations, in either order. A score is large
-where P is likelier. The events are "score >= t", and "score <= t" with P and Q exchanged. One
-sample chooses the event with the largest bound. A fresh sample gives Clopper-Pearson bounds: p
-below P(E), and q above Q(E). Then
+**From scores to bounds.** Let P and Q be the laws of the views of the two populations, in either
+order. (epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E. A score is large
+where P is likelier. The events are "score >= t" for a threshold t and, with P and Q exchanged,
+"score <= t". A tuning sample chooses the event with the largest bound. A fresh sample gives
+Clopper-Pearson bounds: p below P(E), and q above Q(E). Then
 
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
-One event is chosen for epsilon and one for beta, so there are four one-sided bounds. Each fails
-with probability at most error / 4, so together they hold with probability at least 1 - error. The
-choice of events costs no confidence, because it uses other trials. Any score gives valid bounds,
-but a bad score gives weak ones.
+The tuning sample chooses one event for epsilon and one for beta. Each event has a bound p and a
+bound q, so there are four one-sided bounds. Each bound fails with probability at most error / 4, so
+all four hold with probability at least 1 - error. The choice of events costs no confidence, because
+the bounds use fresh trials. Any score gives valid bounds, but a bad score gives weak ones.
 """
 
 import math
@@ -46,7 +47,7 @@ STATED_BOUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One distinguisher's scores under each population, two arrays of shape (trials,)."""
+    """A distinguisher's scores: one array (trials,) for each of the two populations."""
 
     first: FloatArray
     second: FloatArray
@@ -124,7 +125,7 @@ def choose(
     value: Callable[[FloatArray, FloatArray], FloatArray],
     error: float,
 ) -> Event:
-    """Returns the event whose bound, computed from the tuning sample, is largest.
+    """Returns the event that has the largest bound in the tuning sample.
 
     A choice by rates, not bounds, would favour rare events that look good by chance.
     """
@@ -291,8 +292,9 @@ def log_ratios(N: int, p: float) -> FloatArray:
 def agreement(world: World, pair: Pair, trials: int) -> float:
     """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
 
-    The deployed analyzer opens the sealed trials. There is one chi-square test for each population,
-    on the scores in bins at the deciles of ``pair``; a Bonferroni factor of two combines the tests.
+    The deployed analyzer opens the sealed trials. For each population, a chi-square test compares
+    the scores, in bins between the deciles of ``pair``. A Bonferroni factor of two combines the two
+    tests.
     """
     start = 1 << 32
     sealed = [

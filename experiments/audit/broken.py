@@ -3,24 +3,25 @@
 **One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
 each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
 the product's encoder. The only difference is that the shuffle keeps a report's messages together.
-So each vector has only one user's noise, 1/n of the noise that the proof needs. Let g(v | e) be the
-probability of one vector v given its user's episode e. User 0 has e or e', and everybody else has
-e'. The likelihood ratio of the two populations is
+Each vector therefore has only one user's noise, 1/n of the noise that the proof needs. Let g(v | e)
+be the probability of one vector v given its user's episode e. User 0 has e or e', and all other
+users have e'. The likelihood ratio of the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
 noise, one number for each counter. If n exceeds the papers' tau, the noise is one bit that is 1
-with probability tau / 2n. Otherwise, the noise is the number of ones among m = ceil(tau / n) fair
-bits. The analyzer receives the permuted numbers of each counter. Only a user with bit 1 whose noise
-bits are all 1 sends the largest number: 2 if n > tau, otherwise m + 1. If everybody else has bit 0,
-this number exposes the user. The probability of this is tau / 2n if n > tau, otherwise 2^-m, and no
-finite epsilon covers it.
+with probability tau / 2n. If n is at most tau, the noise is the number of ones among m = ceil(tau /
+n) fair bits. The analyzer receives the permuted numbers of each counter. The largest possible
+number is 2 if n > tau, and m + 1 if n <= tau. A user sends it only if the user's bit and all noise
+bits are 1. If all other users have bit 0, this number exposes the user. A user with bit 1 is
+exposed with probability tau / 2n if n > tau, and 2^-m if n <= tau. No finite epsilon covers this
+event.
 
 The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
-for everybody else's numbers, and one draw for the user's own. If f is the noise's probability mass,
-the likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n
-numbers z. This mean is infinite if one of them is the largest number.
+draw for all other users' numbers, and one draw for user 0's number. Let f be the noise's mass
+function. The likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over
+all n numbers z. If one of the n numbers is the largest possible number, the ratio is infinite.
 """
 
 import math
@@ -120,7 +121,7 @@ def attack_numbers(setting: Setting, trials: int, error: float) -> list[Attack]:
 def _sum_scores(
     batch: LiteralBatch, trials: int, generator: np.random.Generator
 ) -> dict[str, Scores]:
-    """Draws the likelihood ratio under both populations."""
+    """Draws log likelihood ratios under both populations."""
     first = _cells(batch, trials, 1, generator) - _cells(batch, trials, 0, generator)
     second = _cells(batch, trials, 0, generator) - _cells(batch, trials, 1, generator)
     return {"likelihood ratio": Scores(first, second)}

@@ -1,17 +1,17 @@
 """Guesses users' data from what leaves their devices, without any key.
 
 An observer sees every report's size, time and place in the order. Here the observer gets more than
-a network would show: how long it took to make each report, from episode to frame, measured in the
-process itself. A fair coin gives each user one of two episodes that differ as much as possible: one
-stays in the first state with every reward 1, the other stays in the last state without rewards. The
-observer knows the data of the first third of the batch and fits rules to them. Each feature gives a
-rule: guess the data that most of these users with a value in the same decile have. Fisher's linear
-discriminant on all features is one more rule. The second third chooses the rule that guesses best,
-and the last third tests it. A random guess is right with probability 1/2, and the test is exact
-(binomial).
+a network would show: the time to make each report, from episode to frame. The process itself
+measures this time. A fair coin gives each user one of two episodes that differ as much as possible.
+The first episode stays in the first state with every reward 1. The second episode stays in the last
+state without rewards. The observer knows the data of the first third of the batch and fits rules to
+them. Each feature gives a rule: guess the data that most known users in the same decile of this
+feature have. Fisher's linear discriminant on all features is one more rule. The second third
+chooses the rule that guesses best, and the last third tests it. A random guess is right with
+probability 1/2, and the test is exact (binomial).
 
-Reports have real seals. With ``padded`` false, the same code runs without padding. This shows
-whether the observer can see anything at all.
+Reports have real seals. If ``padded`` is false, the same code runs without padding, to test whether
+the observer can see anything at all.
 """
 
 import secrets
@@ -99,7 +99,7 @@ class Guess:
 
 
 def observe(users: int, *, padded: bool) -> Guess:
-    """Makes the reports of ``users`` users and guesses the data of a third of them."""
+    """Makes the reports of ``users`` users and guesses the data of a third of these users."""
     with nullcontext() if padded else patch.object(node_report, "encode", unpadded):
         traffic = _traffic(build(POPULATION, calibrated_noise(POPULATION)), users)
     third = users // 3

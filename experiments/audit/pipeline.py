@@ -1,7 +1,7 @@
 """Runs trials: the product's code from a user's slot to the analyzer's count.
 
 The parts are called as deployed: episode and encoding, seals and frames, the shuffle and the count.
-Noise and permutation come from the system's CSPRNG unless the setting is seeded.
+If the setting has no seed, noise and permutation come from the system's CSPRNG.
 
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not

@@ -1,9 +1,13 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-The verdict is that the claim is violated in three cases: a bound exceeds the claim at the
-family-wise error; trials with real seals do not follow the law of trials whose seals hide nothing
-(`pipeline`), so that the bounds say nothing about the product; or the observer guesses better than
-chance. The last two are tested at level 1e-6, which adds almost nothing to the family-wise error.
+The claim is reported as violated in three cases:
+
+* A bound exceeds the claim, at the family-wise error.
+* Trials with real seals do not have the law of trials whose seals hide nothing (`pipeline`). The
+  bounds then say nothing about the product.
+* The observer guesses better than chance.
+
+The last two cases are tested at level 1e-6, which adds almost nothing to the family-wise error.
 """
 
 import time

@@ -1,12 +1,12 @@
-"""Two neighbouring populations, and the batch in which either of them reports.
+"""Two neighbouring populations of users, and a batch that either population can fill.
 
-User 0 has episode e in the first population and e' in the second; everybody else has e' in both.
-Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. So if e replaces e',
-one counter rises by one and another falls by one in every family and step. These are
-`CounterLayout.cells` pairs of counters, the most that replacing one user can change.
+User 0 has episode e in the first population and e' in the second; all other users have e' in both.
+Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. If e replaces e',
+one counter rises by one and another falls by one in every family and step. Together,
+`CounterLayout.cells` pairs of counters change, the most that replacing one user can change.
 
-The batch is small on purpose. About 1e5 trials can only show an epsilon of order one at a beta of
-order 1e-2, and each trial costs one message per noise bit that is 1.
+The batch is small on purpose, because each trial costs one message per noise bit that is 1. About
+1e5 trials are feasible, and can only show an epsilon of order one at a beta of order 1e-2.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ OVERFLOW_SHARE, MARGIN = 0.01, 1e-6
 class Setting:
     """The claimed epsilon at beta, and the batch that claims it.
 
-    Draws come from the CSPRNG unless ``seed`` is given. Raises ValueError for a value out of range.
+    If ``seed`` is None, draws come from the CSPRNG. Raises ValueError for a value out of range.
     """
 
     epsilon: float = 1.0
@@ -85,7 +85,7 @@ class Setting:
 
 @dataclass(slots=True)
 class ConstantEnvironment:
-    """An environment whose episodes stay in one state and earn one reward."""
+    """An environment whose episodes stay in one state and earn the same reward at each step."""
 
     sizes: Sizes
     state: int
@@ -142,8 +142,9 @@ class World:
 def build(setting: Setting, noise: Noise | None = None) -> World:
     """Returns the batch of a setting.
 
-    The product's own check must accept the batch, unless the caller gives ``noise``: a planted
-    fault that the audit must find. Raises RemoteError ``weak-guarantee`` if the check refuses it.
+    If ``noise`` is None, `build` chooses the noise, and the product's own check must accept the
+    batch. Raises RemoteError ``weak-guarantee`` if the check refuses the batch. Noise that the
+    caller gives is not checked: it is a planted fault that the audit must find.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise

@@ -1,10 +1,10 @@
 """Every figure as data: the runs of each curve, with their constants.
 
-``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000, also at ten times its K (``-large``).
-``scale`` is regret against K, up to a K at which learning pays despite privacy. The others are
-about paper 004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit feedback.
-Every learner has one set of constants for all environments. A run may be part of several figures.
-`Curve.absent` lists the points that a figure leaves out, with the reasons.
+``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000; with ``-large``, K is ten times the
+paper's. ``scale`` is regret against K, up to a K at which learning pays despite privacy. The other
+figures are about paper 004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit
+feedback. Every learner has one set of constants for all environments. A run may be part of several
+figures. `Curve.absent` lists the points that a figure leaves out, with the reasons.
 """
 
 from collections.abc import Iterable
@@ -46,8 +46,8 @@ SHOWN_ELSEWHERE = "the papers' noise and constants are run at epsilon = 0.1 and 
 class Line:
     """A learner in the figures, with the number of its colour (0 to 9) and its dashes.
 
-    Lines with the same `panel` share axes. Their labels end with the panel's name. `world` is the
-    environment's label, if the caller gave one.
+    Lines with the same `panel` share axes, and their labels end with the panel's name. `world` is
+    the environment's label, if the caller gave one.
     """
 
     label: str
@@ -136,7 +136,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines with points above LARGE_K
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
     """Returns a line for each privacy model and calibration of a paper 004 algorithm.
 
-    One more line is uniform play. UOB-LBPS has another line, with Eq. 4.1 as the paper writes it.
+    The last line is uniform play. UOB-LBPS also has a line with Eq. 4.1 as the paper writes it.
     """
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One point of a curve: its x, one run's results for all seeds, and why any are missing."""
+    """A point of a curve: x, a run, its results for all seeds, and reasons for missing results."""
 
     x: float
     run: Run
@@ -48,7 +48,7 @@ class Point:
 
     @property
     def within_5_percent(self) -> float | None:
-        """The share of seeds whose last policy loses at most 5 % of V*."""
+        """The share of seeds whose learned policy has at least 95 % of the value V*."""
         values = [row.value_share for row in self.rows if row.value_share is not None]
         return float(np.mean([v >= 0.95 for v in values])) if values else None
 
@@ -146,7 +146,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
 def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> None:
-    """Writes stem.png and stem.svg. The same numbers always give the same bytes."""
+    """Writes stem.png and stem.svg. Equal arguments give identical files."""
     import matplotlib as mpl  # noqa: PLC0415  (half a second, and only here)
 
     with mpl.rc_context({"svg.hashsalt": figure.name}):
@@ -196,7 +196,7 @@ def legend_label(curve: Series) -> str:
 
 
 def caption(figure: Figure, series: Sequence[Series]) -> str:
-    """Returns the note, the constants that curves share, and the other constants of each curve."""
+    """Returns the figure's note, the constants with one value, and each curve's other constants."""
     values = {
         name: {curve.constants[name] for curve in series if name in curve.constants}
         for name in CAPTION_CONSTANTS
@@ -250,7 +250,7 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 
 
 def _name_points(axes: Axes) -> None:
-    """Writes names beside the points: on the right if there are few switches, else on the left."""
+    """Writes names beside the points: on the right below `MANY` switches, otherwise on the left."""
     if not (points := [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]):
         return
     axes.set_ylim(min(y for _, y, _ in points) / 1.5, 2 * max(y for _, y, _ in points))

@@ -2,7 +2,7 @@
 
 Each figure has NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
 table, with every constant) and NAME.json (the manifest). The manifest is written last, so a figure
-with a manifest is finished. Such a figure is not overwritten.
+with a manifest is finished. Without `force`, finished figures are not overwritten.
 """
 
 import json
