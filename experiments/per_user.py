@@ -105,7 +105,7 @@ def run_per_user(
 ) -> tuple[Run, list[Batch]]:
     """Runs a spec user by user; returns the run, and each batch's descriptor and private counts.
 
-    Raises RemoteError ``batch-too-small`` or ``invalid-spec``, where the coordinator raises it.
+    Raises RemoteError ``batch-too-small`` or ``invalid-spec`` if the coordinator would raise it.
     """
     learner = (registry or Registry()).build(spec)
     batches: list[Batch] = []

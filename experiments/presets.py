@@ -163,7 +163,7 @@ def label_of(part: object) -> str:
 
 
 def _pair(item: Any) -> tuple[Any, tuple[tuple[str, Any], ...]]:  # noqa: ANN401
-    """Returns the environment or learner, and its parameters if ``item`` is a pair with them."""
+    """Splits ``item`` into an environment or learner and its parameters, by default none."""
     code, parameters = item if isinstance(item, tuple) else (item, {})
     if isinstance(code, str) and plugins.is_file_reference(code):
         code = absolute(code)

@@ -349,7 +349,7 @@ def grid(
     *,
     exact: bool = True,
 ) -> Figure:
-    """Returns a sweep as a figure. Its x axis is epsilon or K if several are given, or else time.
+    """Returns a sweep as a figure. Its x axis is epsilon or K if several are given, otherwise time.
 
     Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
     """

@@ -87,8 +87,8 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
 def check(chosen: Preset) -> None:
     """Builds the learner once, so that a mistake is refused before any work.
 
-    Raises ValueError if there is no such learner, and RiffleError if it refuses an option. A batch
-    that is too small is found later.
+    Raises ValueError if there is no such learner, and RiffleError if the learner refuses an option.
+    Does not notice batches that are too small.
     """
     registry, name = chosen.registry(), chosen.spec.learner
     known = sorted({*registry.names, *PER_EPISODE, *ADVERSARIAL} - {MANUAL})

@@ -61,7 +61,7 @@ SMALLEST_WEIGHT = 1e-250
 ComplexArray = NDArray[np.complex128]
 
 Part = tuple[Losses, int]
-"""One move's losses, and the number of such moves."""
+"""One move's losses, and the number of moves with these losses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class GridLosses:
 
 
 GridPart = tuple[GridLosses, int]
-"""The grid losses of one move, and the number of such moves."""
+"""One move's grid losses, and the number of moves with these losses."""
 
 
 @dataclass(frozen=True, slots=True)

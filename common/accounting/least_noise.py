@@ -7,8 +7,8 @@ prediction. The accountant has accepted the returned value.
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 Let noise of variance sigma^2 be added to a vector of L2 sensitivity S. The result is (epsilon,
 delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) -
-epsilon sigma / S) <= delta. Here `cells` counters rise by one and `cells` fall by one, so S =
-sqrt(2 cells).
+epsilon sigma / S) <= delta. Replacing a user raises `cells` counters by one and lowers `cells` by
+one, so S = sqrt(2 cells).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ TRIM_SHARE = 1e-5
 """The share of delta that all cut tails together may cost."""
 
 VARIANCE_CAP = 1e8
-"""Noise of a larger variance is accounted as if it had this variance. This is valid because more
+"""Noise of a larger variance is accounted as if it had this variance. The cap is valid because more
 noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 cells and beta =
 1e-5."""
 
@@ -185,9 +185,9 @@ class Curve:
     def _first_past(self, delta: float, overflow: float) -> int:
         """Returns the index of the first loss where `_total` is at most delta or no longer falls.
 
-        As a function of exp(epsilon), `_total` is convex. So from this first loss on, `_total` is
-        at most delta or no longer falls, and bisection can find the first loss. If there is no such
-        loss before the last one, the index of the last loss is returned.
+        `_total` is a convex function of exp(epsilon). So if "at most delta or no longer falling" is
+        true at one loss, it is true at all larger losses, and bisection finds the first such loss.
+        If only the last loss is left, returns its index without a test.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)

@@ -89,8 +89,8 @@ def possible_cells(support: Support, X: int, A: int, H: int) -> Ints:
     """Returns the possible (h, x, a, x') as sorted indices into an array (H, X, A, X).
 
     Raises ValueError if the declaration does not fit the sizes or has over `MAX_COUNTERS`
-    transitions. Raises ValueError, too, if a list of states is not strictly ascending, or if a
-    state and action that can occur have no successor.
+    transitions. Also raises ValueError if a list of states is not strictly ascending, or if a state
+    and action that can occur have no successor.
     """
     if len(support.next) not in (1, H):
         raise ValueError(f"support: next has {len(support.next)} steps; it must have 1 or {H}")

@@ -17,7 +17,7 @@ distribution. No accountant has to trust a rounding of p.
 
 **Padding** fixes the number of messages of a report. If this number varied, it would tell everyone
 who sees the upload something about the user's data. Data and noise have separate slots. Only noise
-is ever dropped (if it has too few slots), and whether it is dropped does not depend on the data.
+is ever dropped. A drop happens if the noise has too few slots, which does not depend on the data.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Two sources of randomness, with different types, so that no function can confuse them.
 
-`SystemRandomness` reads the operating system's CSPRNG. All randomness that protects people (noise
-bits, reward bits, policy draws, the shuffler's permutation) comes from it. `SeededRandomness` is
-for experiments and tests, and a deployed node refuses it. Each `SeededRandomness` is a stream with
-a key. The key says what the draws are for, such as (run, batch, slot, purpose), and never depends
-on who came first.
+`SystemRandomness` reads the operating system's CSPRNG. It is the source of all randomness that
+protects people (noise bits, reward bits, policy draws, the shuffler's permutation).
+`SeededRandomness` is for experiments and tests, and a deployed node refuses it. Each
+`SeededRandomness` is a stream with a key. The key says what the draws are for, such as (run, batch,
+slot, purpose), and never depends on the order of draws.
 
 `draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes. A
 counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by

@@ -21,7 +21,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 def check_expiry(
     descriptor: BatchDescriptor, now: float, longest: float = math.inf, episode: float = math.inf
 ) -> None:
-    """Raises RemoteError ``late`` if the batch is over, ``wrong-size`` if times are too long.
+    """Raises RemoteError ``late`` if the batch is over, or ``wrong-size`` if a time is too long.
 
     The batch may stay open for at most ``longest`` more seconds, and may give an episode at most
     ``episode`` seconds.

@@ -80,7 +80,7 @@ class Deposits(Document):
 
 
 class LeaseRequest(Document):
-    """A request for one slot for each of these users."""
+    """A request for one slot for each of ``users``."""
 
     users: tuple[Hex16, ...] = Field(min_length=1, max_length=MAX_USERS_A_LEASE)
 
@@ -128,7 +128,7 @@ class BatchStatus(Document):
     """The state of a batch, complete for the shuffler's operator and partial for the coordinator.
 
     While the batch is open, the coordinator gets ``state``, ``n`` and ``declined``, but no count of
-    reports, which would show when each arrives. Later the coordinator gets ``episodes`` too.
+    reports, which would show when each arrives. After that, the coordinator also gets ``episodes``.
     """
 
     batch_id: Hex16

@@ -5,8 +5,8 @@ a network would show: the time to make each report, from episode to frame. The p
 measures this time. A fair coin gives each user one of two episodes that differ as much as possible.
 The first episode stays in the first state with every reward 1. The second episode stays in the last
 state without rewards. The observer knows the data of the first third of the batch and fits rules to
-them. Each feature gives a rule: guess the data that most known users in the same decile of this
-feature have. Fisher's linear discriminant on all features is one more rule. The second third
+these users. Each feature gives a rule: guess the data that most known users in the same decile of
+this feature have. Fisher's linear discriminant on all features is one more rule. The second third
 chooses the rule that guesses best, and the last third tests it. A random guess is right with
 probability 1/2, and the test is exact (binomial).
 

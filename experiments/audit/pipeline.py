@@ -6,8 +6,8 @@ If the setting has no seed, noise and permutation come from the system's CSPRNG.
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not
 rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced. Sizes, framing,
-batching and opening stay as in the product. `attack.agreement` runs some trials with real HPKE
-seals too, and tests that their scores have the same distribution.
+batching and opening stay as in the product. `attack.agreement` also runs some trials with real HPKE
+seals, and tests whether their scores have the same distribution as without encryption.
 """
 
 import asyncio
