@@ -1,22 +1,22 @@
 """External learners: the base class and tools for writing them, and the wrapper that runs them.
 
-`OwnLearner` does what every `Learner` needs: it counts the episodes left, checks that counts belong
-to the deployment it asked for, and holds the answer so far. The author writes two methods:
+`OwnLearner` does what every `Learner` needs. It counts the episodes left, checks that counts belong
+to its deployment, and holds the answer so far. The author writes two methods:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
 `next_deployment` is called more than once, so it must depend only on what `observe` has seen. After
-a crash, a fresh learner gets the same counts again and must ask for the same deployments. So every
-random draw must be keyed by `problem.seed`. Counts are private already, so any use of them is
-post-processing and costs no privacy.
+a crash, a fresh learner gets the same counts again and must ask for the same deployments. So the
+learner must derive every random draw from `problem.seed`. Counts are private already, so any use of
+them is post-processing and costs no privacy.
 
 `ExternalLearner` runs such a learner, or any other external learner, and reports each of its
 mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
 file. Every returned value is checked before it is used. LearnerErrors and Riffle's refusals (such
-as a batch that is too small) keep their text. The wrapper asks for the first deployment at once.
-This changes nothing, but finds most mistakes before a run is created.
+as a batch that is too small) keep their text. The wrapper asks for the first deployment as soon as
+it is made. So most mistakes are found before a run is created.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OwnLearner(ABC):
     """Base class of learners; a subclass defines `next_deployment` and extends `observe`.
 
     ``left`` counts the episodes not yet observed, and ``batches`` counts the observed batches;
-    ``policy`` (H, X) and ``value`` are the answer so far. Every result records the ``constants``.
+    ``policy`` (H, X) and ``value`` are the answer so far. `summary` reports the ``constants``.
     """
 
     def __init__(self, problem: Problem, **constants: Constant) -> None:
@@ -77,7 +77,7 @@ class OwnLearner(ABC):
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Checks the counts and subtracts their episodes from ``left``. Call it before learning.
 
-        Raises LearnerError if the counts are not those of `next_deployment`.
+        Raises LearnerError if the counts have another n or layer than `next_deployment`.
         """
         present = self.next_deployment()
         if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
@@ -126,7 +126,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns policies (M, H, X): A that each repeat one action, then ``count`` random ones."""
+        """Returns A policies that repeat one action each, then ``count`` random ones: (M, H, X)."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -148,9 +148,9 @@ def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, F
     Eq. 7 of paper 000 makes the counts consistent; then P and r are ratios of counts. With
     ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
 
-    Visits below one standard deviation of their noise are raised to this deviation, so that noise
-    on a rarely visited (x, a) does not look like a reward. Visits below 1 are raised to 1. Rows of
-    P may then sum to less than one. The missing probability leads to no state.
+    Visit counts below one standard deviation of their noise are raised to this deviation. So noise
+    on a rarely visited (x, a) does not look like a reward. Visit counts below 1 are raised to 1.
+    Rows of P may then sum to less than one. The missing probability leads to no state.
 
     Raises LearnerError if the batch counted only one layer, and so no rewards.
     """
@@ -236,7 +236,7 @@ def _make(maker: plugins.Constructor, problem: Problem, options: Mapping[str, ob
 
 
 def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls external code. Its exceptions become LearnerErrors that name the line of the file."""
+    """Calls external code. Turns its exceptions into LearnerErrors that name the code's line."""
     try:
         return call(*args, **kwargs)
     except LearnerError as error:
@@ -270,7 +270,7 @@ def _check_deployment(deployment: Deployment, sizes: Sizes) -> None:
 
 
 def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Sizes) -> None:
-    """Refuses an answer that cannot be recorded, or whose policy is not valid."""
+    """Refuses an answer that cannot be written as JSON, or that has an invalid policy."""
     _check_policies(method, answer.policy, sizes, dimensions=2)
     try:
         to_json(answer)

@@ -1,9 +1,9 @@
 """Learners by name: Riffle's own learners, external learners, and manual mode.
 
-Another package adds a learner by an entry point in the group ``riffle.learners``: a class or
-function that takes the `Problem`, and the learner's options by name. A run chooses the learner by
-the entry point's name. A Python file adds a learner if the setting ``learners`` names it
-(`common.process.plugins`).
+Another package adds a learner by an entry point in the group ``riffle.learners``. The entry point
+is a class or function that takes the `Problem`, and the learner's options by name. A run chooses
+the learner by the entry point's name. A Python file adds a learner if the setting ``learners``
+names it (`common.process.plugins`).
 """
 
 import json
@@ -82,8 +82,8 @@ class Registry:
         """Returns a fresh learner for a run.
 
         Raises RemoteError ``invalid-spec`` if there is no such learner, its options are not valid,
-        it refuses the problem, or its own code fails at once; ``batch-too-small`` if the learner
-        asks about a batch whose noise cannot be made.
+        it refuses the problem, or its own code fails at once. Raises RemoteError
+        ``batch-too-small`` if the noise of a batch cannot be made.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]
@@ -105,7 +105,7 @@ def _external(maker: plugins.Constructor, problem: Problem, _: str, options: Opt
 
 
 def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
-    """Returns the error of a run whose learner cannot go on, with the learner's own message."""
+    """Returns a LearnerError as ``invalid-spec``, with the learner's name and its own message."""
     return RemoteError("invalid-spec", f"{spec.learner}: {error}")
 
 
@@ -127,10 +127,10 @@ def problem(spec: RunSpec) -> Problem:
 
 
 def sdp_pe(kind: type[SDPPE], problem: Problem, constants: str, options: Options) -> Learner:
-    """Makes SDP-PE (paper 000 or 003) with a set of constants; options replace some of them.
+    """Makes SDP-PE (paper 000 or 003). Options replace single constants of the named set.
 
     Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
-    K, not a batch's n, so the error names a K that is large enough, if one was found.
+    K, not a batch's n. So if a large enough K was found, the error names it.
     """
     chosen = _replace(CONSTANTS[constants], options)
 
@@ -162,8 +162,9 @@ def _sufficient_K(
 ) -> int | None:
     """Returns a larger K (two digits, then zeros) with large enough batches; None if not found.
 
-    Batches grow with K, but not in proportion: one more stage makes the stages before it smaller,
-    and the length of the first stage may be fixed. So only a K that was tried is returned.
+    Batches grow with K, but not in proportion. A larger K may add a stage, which makes the stages
+    before it smaller. Also, the length of the first stage may be fixed. So each K is tried before
+    it is returned.
     """
     K = problem.K
     for _ in range(TRIALS):
@@ -195,7 +196,7 @@ def _two_digits(number: float) -> int:
 def pe(problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
-    `pe` is not APEVE (Qiao et al. 2022): its stages and its radius are those of SDP-PE. On the
+    `pe` has the stages and the radius of SDP-PE, so it is not APEVE (Qiao et al. 2022). On the
     services, nodes still add noise, so the run is as private as its batches. Only the learner does
     not know of the noise.
     """
@@ -204,7 +205,7 @@ def pe(problem: Problem, constants: str, options: Options) -> Learner:
 
 
 def ucbvi_shuffle(problem: Problem, _: str, options: Options) -> Learner:
-    """Makes batched UCBVI with its own constants; options replace some of them.
+    """Makes batched UCBVI (`UCBVIShuffle`). Options replace its default constants.
 
     Raises RemoteError ``batch-too-small`` as `sdp_pe` does.
     """
@@ -238,7 +239,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Computes the noise of the smallest batches, which fails if one of them is too small."""
+    """Raises the error of `problem.noise` if one of the smallest batches is too small."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)
@@ -267,12 +268,12 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 
 
 class ManualLearner(OwnLearner):
-    """A `Learner` whose deployments come from outside, one at a time, through `submit`.
+    """A `Learner` for deployments from outside, which `submit` takes one at a time.
 
-    The coordinator ends the run when K episodes were executed, including those of batches that were
-    not counted. The answer is the most probable policy of the mixture whose estimated value has the
-    largest lower bound. Whoever submits deployments sees only counts that are already private, so
-    choosing deployments costs no privacy.
+    The coordinator ends the run when K episodes were executed, whether or not their batches were
+    counted. The best mixture is the one with the largest lower bound on its estimated value. The
+    answer is the best mixture's most probable policy. Whoever submits deployments sees only counts
+    that are already private, so choosing deployments costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -287,7 +288,7 @@ class ManualLearner(OwnLearner):
         self._pending = deployment
 
     def next_deployment(self) -> Deployment | None:
-        """Returns the submitted deployment whose counts are not observed yet, or None."""
+        """Returns the submitted deployment until its counts are observed; otherwise None."""
         return self._pending
 
     def observe(self, counts: BatchCounts) -> None:
