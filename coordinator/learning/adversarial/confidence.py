@@ -8,18 +8,18 @@ counts into N~. Then
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
 
 with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
-upper. By Lemma 3.1, it contains the true P at all k <= K with probability at least 1 - 6 delta. (In
-places the paper prints beta's second term under the root; the proof of E.14 bounds beta as above.)
-`scale` multiplies beta; in the paper it is 1.
+upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set always contains the true P. (In
+places the paper prints beta's second term under the root. The proof of E.14 bounds beta as above.)
+`scale` multiplies beta; the paper has no such factor.
 
 Empty sets. The set made from N~ contains P~, so it is never empty. A row of another box may be
-empty: its lower bounds sum to more than one, or its upper bounds to less than one. Such a row is
-widened as little as possible, to [lower - s, upper + s] within [0, 1], with the least s >= 0 such
+empty: its lower bounds sum to more than one, or its upper bounds to less than one. A row that is
+empty, or nearly so, is widened to [lower - s, upper + s] within [0, 1], with the least s >= 0 such
 that
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN.
 
-Then the row has an interior, which the log-barrier needs. `widened` reports s, a measure of how
+A widened row has an interior, which the log-barrier needs. `widened` reports s, a measure of how
 much the bounds contradict each other. s is zero for other rows and continuous in the data. No upper
 bound is below MARGIN. A row with one successor has the bounds [0, 1]; its probability is 1 anyway.
 
@@ -28,10 +28,10 @@ Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
 Reaching x counts as a reward, and every row of the set has a box of its own. So backward induction
-finds the maximum: f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. Here f' is f of the next layer.
-The best p of a box starts at the lower bounds and puts the remaining mass on the successors with
-the largest f' first. One pass serves all target states. u is at least the learner's occupancy
-measure q_k, because the transitions that q_k induces are in the set.
+finds f(y), the largest probability of reaching x from y. With f' as the f of the next layer, f(y) =
+sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box starts at the lower bounds and puts
+the remaining mass on the successors with the largest f' first. One pass serves all states x. The
+set contains the transitions that the learner's occupancy measure q_k induces. So u is at least q_k.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Counts:
 class Box:
     """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
-    Padding successors have the bounds [0, 0]. Rows of padding states, which are never reached, have
-    [0, 1] for the other successors. `widened` (H, W, A) is each row's shift s (see the module),
+    Padding successors have the bounds [0, 0]. Padding states are never reached; in their rows,
+    existing successors have [0, 1]. `widened` (H, W, A) is each row's shift s (see the module),
     zero if the row was not widened.
     """
 

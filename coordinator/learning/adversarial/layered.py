@@ -5,10 +5,10 @@ from each layer to the next. A state is (h, x) with x < X_h. Let W = max X_h. Th
 
     states (H, W), pairs (H, W, A), cells (H, W, A, W)
 
-say which entries of padded arrays of the same shapes exist. Every array of this package is padded
-to one of these shapes, and padding is zero unless a docstring says otherwise. The paper's X is the
-number of states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H,
-the only state of layer H.
+say which entries of padded arrays of the same shapes exist. Every array of this package has one of
+these shapes. Padding is zero unless a docstring says something else. The paper's X is the number of
+states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H, the only
+state of layer H.
 
 Occupancy measures (004, section 2.1.1),
 
@@ -97,9 +97,10 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
     """Unrolls a finite-horizon MDP in time: a layer holds the states that are possible at a step.
 
     The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
-    several states, an extra state in a first layer leads to them by d1 under every action.
-    Returns the layers, their transitions (H', W, A, W) and, for each of the MDP's H steps, an array
-    of the MDP's states in the layer of that step.
+    several states, an extra first layer has one state, from which every action leads to a state
+    drawn from d1. Then there are H' = H + 1 layers with actions, otherwise H' = H. Returns the
+    layers and their transitions (H', W, A, W). Also returns, for each of the MDP's H steps, an
+    array of the MDP's states in the layer of that step.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:
@@ -128,7 +129,7 @@ def uniform_policy(layers: Layers) -> FloatArray:
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns the probabilities q(x, a) (..., H, W, A) that policies of that shape visit (x, a)."""
+    """Returns how likely policies (..., H, W, A) visit each (x, a): q(x, a) in the same shape."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0

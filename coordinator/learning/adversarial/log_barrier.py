@@ -10,19 +10,20 @@ Multiplied by eta, and up to constants, this is
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
 The method is a primal-dual interior-point method. y, z_u and z_l are the multipliers of the three
-constraints. Besides the usual complementarity conditions with target mu, the logarithm gives a
-condition on a variable z, whose target is always 1:
+constraints. The usual complementarity conditions have the target mu. The logarithm adds a condition
+on a variable z, which always has the target 1:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
 
 q is always an occupancy measure of transitions inside the box, so it is feasible throughout. A
-row's Newton matrix is a diagonal plus rank two; eliminating the rows leaves one equation for each
-state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
+row's Newton matrix is a diagonal matrix plus a matrix of rank two. Eliminating the rows leaves one
+equation for each state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
 
-Certificate. Take any y and any z_u, z_l >= 0 for which z above is positive. Then sum (1 + ln z) -
-y(x_0) is a lower bound on the minimum (Lagrange). `gap` is the objective minus this bound. To first
-order, sum ((q - q*) / q*)^2 <= 2 gap bounds the relative error of q: -ln is strongly convex.
+Certificate. Take any y and any z_u, z_l >= 0 for which the last equation gives z > 0. Then, by
+Lagrange duality, sum (1 + ln z) - y(x_0) is a lower bound on the minimum. `gap` is the objective
+minus this bound. Let q* be the minimiser. To first order, sum ((q - q*) / q*)^2 <= 2 gap, because
+-ln is strongly convex.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) 
 
 
 def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
-    """Returns the `Step` whose q has the rows (R, W)."""
+    """Returns the `Step` for a q given as rows (R, W), one row for each pair (x, a)."""
     q = np.zeros(layers.cells.shape)
     q[layers.pairs] = rows
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
@@ -87,7 +88,7 @@ def start(
 ) -> tuple[Floats, Floats]:
     """Returns the arrays `problem` and `rows` that `minimise` starts with.
 
-    In ``rows``, q has the policy of q_k, and the transitions of q_k moved well inside the box. In
+    In ``rows``, q has q_k's policy. Its transitions are q_k's, moved well inside the box. In
     ``problem``, bounds that cannot bind are moved far away.
     """
     (H, W, A), i = cost.shape, 0
@@ -146,9 +147,9 @@ def minimise(
 ) -> tuple[float, int]:
     """Takes Newton steps in place; returns the gap and the number of steps.
 
-    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). Slacks are
-    updated, not recomputed from q, because near a bound the difference would lose all digits.
-    sigma, the factor of the next mu, shrinks if steps are nearly full.
+    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). The slacks s_u
+    and s_l are updated. Computing them from q near a bound would lose all digits. A step aims at
+    sigma * mu; sigma is small if the last step was nearly full.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
@@ -232,8 +233,8 @@ def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None
 def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
     """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l.
 
-    The Hessian is scaled to a diagonal of ones, inverted, and scaled back.
-    Here D = z / q, D_u = z_u / s_u, D_l = z_l / s_l, G_u q = s_u and G_l q = s_l.
+    D, D_u and D_l are diagonal: z / q, z_u / s_u and z_l / s_l. G_u maps q to s_u, and G_l maps q
+    to s_l. For precision, the Hessian is first scaled to a diagonal of ones.
     """
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
@@ -295,7 +296,7 @@ def add_to_schur(
 def change_row(
     n: int, problem: Floats, row: Floats, mu: float, inverse: Floats, g: Floats, change: Floats
 ) -> None:
-    """Writes a row's dq = -`inverse` `g`, and the changes of slacks and duals that follow."""
+    """Writes a row's change dq = -`inverse` `g`, and the resulting changes of slacks and duals."""
     dm = 0.0
     for w in range(n):
         change[0, w] = 0.0

@@ -2,10 +2,10 @@
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
-Lemma C.1 keeps two signed multipliers for every cell. Maximising over them in closed form removes
-them: write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. If the flow multipliers v are
-fixed (one free number per inner state, v(x_0) = v(x_H) = 0), every row is an entropic projection on
-its box,
+Lemma C.1 keeps two signed multipliers for every cell. Maximising over the multipliers in closed
+form removes them: write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. The flow multipliers
+v have one free number for each inner state, and v(x_0) = v(x_H) = 0. If v is fixed, every row is an
+entropic projection on its box,
 
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
@@ -15,22 +15,23 @@ and every layer is a soft minimum. The remaining problem is unconstrained,
     min_v f(v) = sum_h ln Z_h,   Z_h = sum_{x in X_h, a} exp(-cost(x,a) - v(x) - phi(x,a)),
     m(x,a) = exp(-cost - v(x) - phi) / Z_h,         gradient = inflow(x) - outflow(x),
 
-and f is convex, smooth and piecewise analytic. Flows are exponential in v, so Newton's method is
-applied to ln inflow = ln outflow, which is nearly linear even far from the solution. If this step
-neither decreases f nor halves the residual, damped Newton steps on f are tried. All steps use the
-derivatives of inflow and outflow with the active bounds held fixed (the generalised Hessian).
-Adding a constant to v on a layer changes nothing, so 1 1^T is added to every layer's block, to make
-the matrix invertible.
+and f is convex, smooth and piecewise analytic. Flows are exponential in v. So Newton's method is
+applied to ln inflow = ln outflow, which is nearly linear even far from the solution. The residual
+is the largest |inflow - outflow|. If a step neither decreases f nor halves the residual, damped
+Newton steps on f are tried. All steps use the derivatives of inflow and outflow with the active
+bounds held fixed (the generalised Hessian). Adding a constant to v on a layer changes nothing. So a
+matrix of ones is added to every layer's block, which makes Newton's matrix invertible.
 
-Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta and changes its form at
-the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most
-1 tells which cells are not clipped (free). The free cells give delta in closed form. All values are
+Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta. Its form changes at the
+2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most 1
+tells which cells are not clipped (free). The free cells give delta in closed form. All values are
 logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
-Certificate. The dual's q violates the equations of flow by the residual. So the answer is the
-occupancy measure of the policy and transitions that this q induces. It is in Delta(P_k) up to
-rounding. gap = (the answer's objective) + f(v) >= 0 bounds how far that objective is from the
-minimum. By Pinsker's inequality, sum_h ||q - q*||_1^2 <= 2 gap.
+Certificate. The dual's q violates the equations of flow by the residual. The answer is therefore
+the occupancy measure of the policy and transitions that the dual's q induces. Up to rounding, the
+answer is in Delta(P_k). gap = (the answer's objective) + f(v) >= 0 bounds how far the answer's
+objective is from the minimum. By Pinsker's inequality, the answer q and the minimiser q* satisfy
+sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -161,10 +162,10 @@ def descend(
 ) -> tuple[float, int]:
     """Minimises f over v. Returns f and the number of iterations.
 
-    Overwrites v, `m` (m, ln m), `p` (p, ln p, p on free cells and 0 elsewhere) and `flows` (inflow
-    and outflow of every state). Every iteration tries Newton's step on the logarithms, then damped
-    steps. It takes the first step that lowers f enough or halves the residual. The search stops if
-    no step does.
+    Overwrites v, `m`, `p` and `flows`. `m` gets m and ln m. `p` gets p, ln p, and p with zeros on
+    cells that are not free. `flows` gets the inflow and outflow of every state. Every iteration
+    tries Newton's step on the logarithms, then damped steps, until a step lowers f enough or halves
+    the residual. If none of the steps does, the search stops.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
@@ -283,9 +284,10 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
     """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
 
-    For step h they are `into`, `leave`, `across`. The inflow of layer h + 1 has the derivative
-    `into` in that layer's v, and the transpose of `across` in layer h's v. The outflow of layer h
-    has the derivative -`leave` in layer h's v, and -`across` in layer h + 1's v.
+    For step h, the blocks are `into`, `leave` and `across`. The derivative of layer h + 1's inflow
+    is `into` with respect to that layer's v, and the transpose of `across` with respect to layer
+    h's v. The derivative of layer h's outflow is -`leave` with respect to that layer's v, and
+    -`across` with respect to layer h + 1's v.
     """
     inflow, outflow = flows
     blocks[:] = 0.0

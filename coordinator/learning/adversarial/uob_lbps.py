@@ -9,17 +9,18 @@
         q_{k+1} = argmin over Delta(P_{k+1}) of <l^_k, q> + D_psi(q || q_k) / eta    (line 8)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 9)
 
-with psi(q) = -sum ln q, D_psi its Bregman divergence and, by Theorem 4.2, eta = sqrt(X / K) and
+with psi(q) = -sum ln q and its Bregman divergence D_psi. By Theorem 4.2, eta = sqrt(X / K) and
 delta = XA / K. Delta(P) and pi^q are as in `uc_o_reps`.
 
-Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1), where E' bounds the noise of all
-losses with probability 1 - delta (Assumption 4.1). This adds E' to every pair, also to the pairs
-that the episode did not visit. So the mean of l^ is (q l + E') / ((2 E' + 1) u). The excess E' / u
-makes rare pairs look bad, so they become rarer, and regret can be linear (docs/corrections.md). The
-corrected form above has the mean q l / u times a known constant. That constant keeps the mean
-square of l" at most one, so that eta has the same scale as without noise. No regret bound is proved
-for either form with noise. The proof of Theorem 4.2 needs the third term of the regret to be at
-most zero. This fails once E' is added.
+Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1). Here E' bounds the noise of all losses
+with probability 1 - delta (Assumption 4.1). Line 4 adds E' to the loss of every pair, also of pairs
+that the episode did not visit. Let q be the probability that pi_k visits a pair. The pair's l^ then
+has the mean (q l + E') / ((2 E' + 1) u). The excess E' / u makes rare pairs look bad, so they
+become rarer, and regret can be linear (docs/corrections.md). The corrected form above has the mean
+q l / u times a known constant. That constant keeps the mean square of l" at most one, so that eta
+has the same scale as without noise. No regret bound is proved for either form with noise. The proof
+of Theorem 4.2 needs the third term of the regret to be at most zero. This condition fails once E'
+is added.
 
 Without noise, both forms are l" = l.
 """
