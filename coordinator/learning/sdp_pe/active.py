@@ -5,29 +5,29 @@ too many policies for a list, `ImplicitPolicies` keeps the inequalities that act
 satisfy.
 
 Stage b of Algorithm 1 (line 9) keeps pi if V_b(pi) > t_b. V_b is the value in that stage's
-estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. So after
-stage B
+estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. After
+stage B, the active set is
 
     phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B },
 
-and B exact evaluations decide whether a given policy is a member. Each inequality is linear in the
-occupancy measures of its own P_b, but not in those of other models. So a linear program over one
-occupancy measure can state only one stage's constraint exactly (see `lagrangian`). The following
-parts are exact to different degrees:
+and B exact evaluations decide whether a given policy is a member. Inequality b is linear in
+occupancy measures under P_b, but not in occupancy measures under other models. So a linear program
+over one occupancy measure can state only one stage's constraint exactly (see `lagrangian`). The
+following parts are exact to different degrees:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
-  least_b. So by induction phi lies between { V_b >= sure_b } and { V_b >= least_b }. A policy that
-  enumeration would keep is never eliminated. If least_b = sure_b in every stage, the set is phi
-  itself. These two numbers are equal if the best policy in stage b's model satisfies the
-  constraints of earlier stages.
+  least_b. By induction, phi lies between { V_b >= sure_b } and { V_b >= least_b }. A policy that
+  enumeration would keep is never eliminated. If the best policy in stage b's model satisfies the
+  constraints of earlier stages, least_b = sure_b. If least_b = sure_b in every stage, the set is
+  phi itself.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
-  the best policy that takes a at (h, x) stays below least_b. This rule is exact for each constraint
-  by itself. All plans use only the remaining decisions.
+  the best policy that takes a at (h, x) stays below least_b. The rule is exact if there is only one
+  constraint. All plans use only the remaining decisions.
 - **best and best_visits** return members that `lagrangian` finds. `bound` says how good they are.
-- **bound** is the value of a linear program over one occupancy measure d of the given model, whose
-  transitions are P. Its feasible set contains phi: the newest constraint V_B(pi) >= least_B is
-  weakened by
+- **bound** is the value of a linear program over one occupancy measure d of the given model, which
+  has the transitions P. The program's feasible set contains phi, because the newest constraint
+  V_B(pi) >= least_B is weakened by
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
@@ -51,7 +51,7 @@ from riffle.coordinator.learning.sdp_pe.lagrangian import Constraints, maximise
 ROUNDING = 1e-12
 """Relative tolerance for comparing values, so that rounding eliminates no policy."""
 DEVIATIONS = 4
-"""The rounds of single deviations (`lagrangian`) in `best_visits`; `best` has ten times as many."""
+"""Rounds of single deviations (`lagrangian`) in `best_visits`. `best` has 10 * DEVIATIONS."""
 TIE = 1e-9
 """Weight of the newest model's value when `best_visits` breaks ties between equal visits."""
 
@@ -101,7 +101,7 @@ class ActiveSet(Protocol):
 
 
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:
-    """Returns the set of all deterministic policies; `auto` enumerates it unless it is too large.
+    """Returns all deterministic policies. `auto` enumerates at most `enumeration.LIMIT` classes.
 
     Raises EnumerationTooLarge if `enumerated` is requested and there are too many policies.
     """
@@ -164,9 +164,9 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P.
 
-        The policies are (X, A, H, X). Their actions after step h do not change these visits, and
-        are chosen in the newest model, or in `then` before the first elimination. `value` (X, A) is
-        the probability of the visit.
+        The policies are (X, A, H, X). After step h, their actions are chosen in the newest model.
+        Before the first elimination, they are chosen in `then`. `value` (X, A) is the probability
+        of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(
@@ -184,7 +184,7 @@ class ImplicitPolicies:
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
-        """Drops policies whose value is surely `radius` or more below the best (line 9).
+        """Drops policies that are surely `radius` or more below the best value (line 9).
 
         Returns the remaining set and the best value. If no policy is known to be in phi, the stage
         eliminates nothing.
@@ -211,7 +211,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns all stages' constraints; before the first, one on `then` that always holds."""
+        """Returns all stages' constraints or, before any, one on `then` that always holds."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 

@@ -1,9 +1,9 @@
 """SDP-PE, Algorithms 1-3 of paper 000: policy elimination from shuffled private counts.
 
-Each stage b explores crudely (Algorithm 2): one batch for each layer finds W, the tuples (h, x, a,
-x') that are too rare to learn. Then the stage explores finely (Algorithm 3), in one batch of a
-coverage design over the active policies. Last, the stage drops policies whose estimated value is
-below the best by the radius or more (Algorithm 1, lines 7-13).
+Each stage b first explores crudely (Algorithm 2). One batch for each layer finds W, the tuples (h,
+x, a, x') that are too rare to learn. Next, the stage explores finely (Algorithm 3). One batch runs
+a coverage design over the active policies. Last, the stage drops policies whose estimated value is
+at least the radius below the best value (Algorithm 1, lines 7-13).
 
 The three algorithms are Python generators: they yield a deployment and receive its private counts.
 Comments name the lines of the pseudocode. Methods below each algorithm make choices that the paper
@@ -88,11 +88,12 @@ def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> f
 
 
 class SDPPE:
-    """One run of SDP-PE over a `Problem`, as a `Learner`.
+    """A `Learner` that runs SDP-PE on a `Problem`.
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
-    LearnerError if K is too small for a stage. Subclasses may change the coverage design, the
-    worst-case radius, and `fine_batches`: a fine batch has `fine_batches` * L_b episodes.
+    LearnerError if K is too small for a stage or constants contradict each other. Subclasses may
+    change the coverage design, the worst-case radius, and `fine_batches`: a fine batch has
+    `fine_batches` * L_b episodes.
     """
 
     fine_batches = 2
@@ -197,9 +198,9 @@ class SDPPE:
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
         """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
 
-        A pair (x, a) has a policy here if n episodes of it are expected to visit (h, x, a) at least
-        once. If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all policies. The
-        tie is broken in favour of the policies of pairs that are reached.
+        A pair (x, a) has a policy here if n episodes of the policy are expected to visit (h, x, a)
+        at least once. If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all
+        policies. The tie is broken in favour of the policies of pairs that are reached.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1
@@ -264,7 +265,7 @@ class SDPPE:
         return Mixture.from_probabilities(policies, weights)
 
     def _thin(self, pi_0: PolicyArray) -> PolicyArray:
-        """Draws at most MOST_AUXILIARY policies of pi_0: a descriptor holds only so many."""
+        """Draws at most MOST_AUXILIARY policies of pi_0, because a descriptor lists them all."""
         if len(pi_0) <= MOST_AUXILIARY:
             return pi_0
         generator = generator_for(self.problem.seed, "auxiliary", len(self._stages))

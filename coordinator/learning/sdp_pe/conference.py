@@ -3,15 +3,16 @@
 Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
 - a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
-- fine exploration has no optimal design: every pi_{h,x,a}, the active policy that visits (h, x, a)
-  most under the crude model, runs for L_0 = L_b / (H X A) episodes. By Eq. 20 of 003, the mixture
-  visits each tuple at least 1 / (12 H X A) times as often as any active policy;
+- fine exploration has no optimal design. Let pi_{h,x,a} be the active policy that visits (h, x, a)
+  most under the crude model. Each of these policies runs for L_0 = L_b / (H X A) episodes. By Eq.
+  20 of 003, their mixture visits each tuple at least 1 / (12 H X A) times as often as any active
+  policy does;
 - the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
 Here the H X A policies form a uniform mixture, from which each user draws a policy. So each policy
 runs for L_0 episodes on average, and L_0 need not be whole. As in `sdp_pe.algorithm`, pairs that
-the batch is expected to reach less than once get no policy. If no policy reaches a pair, line 2 is
-a tie between all policies.
+the batch is expected to reach less than once get no policy. If no policy reaches a pair, line 2 of
+Algorithm 3 is a tie between all policies.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from riffle.coordinator.learning.sdp_pe.schedule import Stage
 
 
 class ConferenceSDPPE(SDPPE):
-    """One run of the conference variant of SDP-PE (003). Its `auxiliary_share` is always zero."""
+    """The conference variant of SDP-PE (003). The constant `auxiliary_share` is always zero."""
 
     fine_batches = 1
 

@@ -6,11 +6,11 @@ some active policy reaches. Eq. 4 is, with the supremum over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
-By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the problem is the
-same as maximising the concave sum_{Z} log d_pi(h, x, a). The method is column generation. It keeps
-a set of policies (atoms), and alternates two steps. Updates w_i <- w_i g_pi(i) / |Z| set the
-weights of the atoms; each update increases the sum. Then the linear step adds the best active
-policy for the reward 1 / d_pi to the atoms. The method stops when it has the certificate
+By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|. The same pi maximises
+the concave sum_{Z} log d_pi(h, x, a). The method is column generation: it keeps a set of policies
+(atoms), and alternates two steps. The first step sets the weights of the atoms by updates w_i <-
+w_i g_pi(i) / |Z|. Each update increases the sum. The second step, which is linear, adds the best
+active policy for the reward 1 / d_pi to the atoms. The method stops when it has the certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance),
 
@@ -42,7 +42,7 @@ class Design:
 
     `visits` (H, X, A) are the mixture's probabilities of visits under the model. `reached` (H, X,
     A) marks the tuples in Z. `gap` is the relative distance from the optimum of Eq. 4, or an upper
-    bound of it. `iterations` counts linear steps.
+    bound of this distance. `iterations` counts linear steps.
     """
 
     policies: PolicyArray
@@ -63,10 +63,11 @@ def design(
 ) -> Design:
     """Solves Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
 
-    For every (h, x, a), `atoms` must hold an active policy that visits (h, x, a) most. Tuples that
-    no atom visits with at least the probability `floor` are left out of Z (unless Z would be
-    empty). If there are more than MOST_ATOMS atoms, the design starts from a few policies that
-    together reach Z. Atoms of negligible weight are dropped before the certificate is computed.
+    For every (h, x, a), `atoms` must hold an active policy that visits (h, x, a) most. Z leaves out
+    the tuples that every atom visits with a probability below `floor`. If no tuple would then
+    remain, Z has all tuples that an atom visits. If there are more than MOST_ATOMS atoms, the
+    design starts from a few policies that together reach Z. Atoms of negligible weight are dropped
+    before the certificate is computed.
     """
     d = occupancy(P, active.d1, atoms)
     best = d.max(axis=0)

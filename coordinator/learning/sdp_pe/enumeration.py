@@ -1,19 +1,20 @@
 """Active sets as lists: the set phi of paper 000, as an array of bits, one for each policy class.
 
 Two policies have the same value if they differ only at step 0, in states where no episode starts.
-So a class is a choice of action in every *free* cell (h, x). At h = 0 the free cells are the start
-states; later they are all X states. RiverSwim with X=4, A=2, H=6 and one start has 2^21 classes.
+Such policies form a class, which is a choice of action in every *free* cell (h, x). At h = 0 the
+free cells are the start states; later they are all X states. RiverSwim with X=4, A=2, H=6 and one
+start has 2^21 classes.
 
-The horizon is cut at a step m. A class is a pair (prefix, suffix) of the actions before m and those
-from m on. Let D (prefixes, X) be the state distribution at m, R (prefixes,) the reward earned
-before m, and V (suffixes, X) the value from m on. One matrix product gives the values of all
-classes,
+The horizon is cut at a step m. A class is a pair (prefix, suffix) of the actions before m and the
+actions from m on. Let D (prefixes, X) be the state distribution at m, and R (prefixes,) the
+expected reward before m. Let V (suffixes, X) be the value from m on. One matrix product gives the
+values of all classes,
 
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
-and phi is a boolean matrix of that shape. Elimination empties whole rows and columns of phi, and
-everything is computed on the others. Before any elimination, plain backward induction gives the
-same maxima, so it is used instead.
+and phi is a boolean matrix of that shape. Elimination empties whole rows and columns of phi.
+Everything is computed on the rows and columns that are left. Before any elimination, plain backward
+induction gives the same maxima and is used instead.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedPolicies:
-    """The active set phi, an `ActiveSet`. It is immutable: `eliminate` returns a new set.
+    """The active set phi, an immutable `ActiveSet`: `eliminate` returns a new set.
 
     `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is the step m where
     suffixes begin. `active` (prefixes, suffixes) is phi, or None while nothing has been eliminated.
@@ -214,9 +215,9 @@ class EnumeratedPolicies:
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
         """Returns how active policies may act before step h, and what they then choose at step h.
 
-        A way to act is an index of the choices at steps 0..h-1. Returns the ways (ways,), which
-        ascend, and a matrix (ways, choices), where 1 marks what active policies choose. After the
-        cut, the row of a way may have no 1.
+        A way to act is an index of the choices at steps 0..h-1. Returns the ways (ways,) in
+        ascending order, and a matrix (ways, choices). A 1 marks what active policies choose after a
+        way. After the cut, the row of a way may have no 1.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -249,8 +250,8 @@ class EnumeratedPolicies:
     ) -> list[PolicyArray]:
         """Returns active policies that begin with the given ways to act at steps 0..h.
 
-        Up to the cut, each policy continues as the first active prefix with its beginning. Then it
-        takes the active suffix that is best under `then`.
+        Up to the cut, each policy continues as the first active prefix with its beginning. From the
+        cut on, the policy takes the active suffix that is best under `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])
@@ -296,7 +297,7 @@ class EnumeratedPolicies:
 
 
 def visit_rewards(P: FloatArray, h: int) -> FloatArray:
-    """Returns for each (x, a) rewards that are 1 at (h, x, a) and else 0: (X, A, H, X, A)."""
+    """Returns, for each (x, a), rewards that are 1 at (h, x, a) only: shape (X, A, H, X, A)."""
     H, X, A, _ = P.shape
     rewards = np.zeros((X, A, H, X, A))
     x, a = np.meshgrid(np.arange(X), np.arange(A), indexing="ij")
@@ -305,7 +306,7 @@ def visit_rewards(P: FloatArray, h: int) -> FloatArray:
 
 
 def _close_to_best(values: FloatArray, radius: float) -> tuple[BoolArray, float]:
-    """Marks the best value and those less than `radius` below it; also returns the best value."""
+    """Marks values less than `radius` below the best, and the best; also returns the best value."""
     best = float(values.max())
     return (values > best - radius) | (values == best), best
 

@@ -1,37 +1,39 @@
 """Models of the absorbing MDP from private counts, and the error that such a model may have.
 
-`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The method takes
-stacks of counts, too, so the parametric bootstrap runs the very estimator whose error it measures.
+`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The method also
+takes stacks of counts. So the parametric bootstrap runs exactly the estimator whose error it
+measures.
 
 **Which counts.** The paper uses only the stage's fine batch. The constant `pool` adds the stage's
 crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
 
 **Shrinkage.** While noise hides how steps differ, their rows share one estimate. Each row (h, x, a)
-gets `shrinkage` standard deviations of the noise on its visits as pseudo-visits. They are spread
-over x' as the visits of (x, a) are when all steps are taken together. The shared estimate is biased
-if steps differ.
+gets `shrinkage` standard deviations of the noise on its visits as pseudo-visits. Pseudo-visits are
+spread over x' as the visits of (x, a) are when all steps are taken together. The shared estimate is
+biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
 estimator, which gives values V_d. The values V^ of the real counts are estimated without shrinkage,
-V_d with shrinkage. So the gaps include the bias of shrinkage, as far as the counts show it. Let pi^
-be the best policy of V^, and pi_d the best policy of V_d. The radius is a high quantile of
+V_d with shrinkage. So the radius includes the bias of shrinkage, as far as the counts show this
+bias. Let pi^ be the best policy of V^, and pi_d the best policy of V_d. The radius is a high
+quantile, over draws, of the gap
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
-another? The second asks: if a draw were true (a posterior under a flat prior), by how much does its
-best policy seem worse in the estimate? So a policy stays if few episodes visit its states, even if
-its estimated value is low. The policies pi_d are likely to be the best, so the next stage explores
-them.
+another in a draw? The second term asks: if the draw were true, by how much does the draw's best
+policy seem worse in the estimate? (Draws stand for a posterior under a flat prior.) So a policy
+stays if few episodes visit its states, even if its estimated value is low. The policies pi_d are
+likely to be the best, so the next stage explores them.
 
-At every (h, x), pi_d takes an action of some active policy. pi_d is the best of all policies that
-do so, which include the active policies. So the quantile errs on the safe side. The draws keep W,
-so the radius does not include the bias of the absorbing MDP (tests state how often the optimal
-policy survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli, with
-variance r (1 - r) for each visit. With the families `joint`, the noise of a reward sum is part of
-the visits' noise, because both are sums of the same counters. The sampling variance of a count is
-taken as at least one, so that a tuple that was never counted does not seem certain.
+At every (h, x), pi_d takes an action of some active policy. Among all policies with this property,
+pi_d is the best. All active policies have the property, so the quantile errs on the safe side. The
+draws keep W, so the radius does not include the bias of the absorbing MDP (tests state how often
+the optimal policy survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli,
+with variance r (1 - r) for each visit. With the families `joint`, the noise of a reward sum is part
+of the visits' noise, because both are sums of the same counters. The sampling variance of a count
+is taken as at least one, so that a tuple that was never counted does not seem certain.
 
 All of this is post-processing, because it sees only private counts. The draws come from the
 caller's random generator, which the run seeds.
@@ -67,7 +69,7 @@ from riffle.coordinator.learning.sdp_pe.active import ActiveSet
 DRAWS = 400
 LIKELY = 50
 LARGEST_STACK = 4_000_000
-"""The most numbers in a stack of all draws. Beyond it, draws are made singly, to fit the cache."""
+"""If all draws hold more numbers than this, they are made one at a time, to fit the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,10 @@ class Estimator:
 
     H is the horizon. Tuples in W (H or 1, X, A, X) lead to the absorbing state. E is the precision
     in Eq. 7, in counts; `add_on` is as in `Constants`. A reward sum is divided by at least
-    `least_visits` standard deviations of a visit count's noise, so that noise alone does not make a
-    rarely visited pair seem rewarding (0: literal Eq. 3). `weights` has the weights of each part.
-    `alike` sums counts over steps. `flow` first makes counts flow-consistent. `shrinkage` is as in
-    `Constants`.
+    `least_visits` standard deviations of the noise on a visit count (0: literal Eq. 3). So noise
+    alone does not make a rarely visited pair seem rewarding. `weights` has the weights of each
+    part. `alike` sums counts over steps. `flow` first makes counts flow-consistent. `shrinkage` is
+    as in `Constants`.
     """
 
     H: int
@@ -97,7 +99,7 @@ class Estimator:
         return self.shrinkage > 0 and self.H > 1 and not self.alike
 
     def model(self, parts: Sequence[Evidence]) -> Model:
-        """Returns P~ and r~ of the absorbing MDP, for one set of counts or a stack of them."""
+        """Returns P~ and r~ of the absorbing MDP from one set of counts or a stack of sets."""
         if self.flow:
             parts = [part.conserve_flow() for part in parts]
         counts = pool(parts, self.weights, alike=self.alike)
@@ -150,7 +152,7 @@ def bootstrap(
     level: float,
     families: Families,
 ) -> Bootstrap:
-    """Returns the radius: the quantile `level` of the gaps (see the module).
+    """Returns the radius (the quantile `level` of the gaps) and the first draws' best policies.
 
     `families` says which counts share their noise.
     """

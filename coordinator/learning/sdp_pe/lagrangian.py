@@ -5,7 +5,7 @@ For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) amo
     V_b(pi) >= t_b  for all b,    pi_h(x) one of the allowed actions,
 
 where every V_b is a value in its own model (P_b, r_b). Let j be the constraint that the
-unconstrained optimum violates most, and lambda its multiplier. One backward induction takes the
+unconstrained optimum violates most, and lambda its multiplier. A backward induction takes the
 action of largest Q_0 + lambda Q_j at every (h, x). Each of Q_0, Q_1, ... continues in its own
 model, so the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope
 of the chord between the best feasible and the last infeasible point in the (V_j, V_0) plane.
@@ -15,17 +15,17 @@ of the chord between the best feasible and the last infeasible point in the (V_j
 
       D(lambda) = max_pi V_0(pi) + lambda (V_j(pi) - t_j)
 
-  is the LP's value. The LP's optimum mixes the two ends of the last chord. Only one end is
-  feasible; it is returned.
+  is the LP's value. The LP's optimum mixes the two ends of the last chord. The feasible end is
+  returned.
 - If P_0 and P_j differ, the joint problem is a multi-model MDP. Backward induction cannot solve
   this problem, because its optimum depends on which model is true, hence on the history. D bounds
   nothing. The induction is then a heuristic, but policies are returned only if their exact values
   satisfy the constraints.
 
-Then come single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
-d_b(h, x) (Q_b(h, x, a) - V_b(h, x)), where d_b(h, x) is the probability of x at step h. Each round
-makes the feasible change that raises V_0 most. All computations treat T objectives r_0 with one
-P_0 at once.
+After the multipliers, the search tries single deviations. If pi takes action a at one (h, x)
+instead, V_b changes by exactly d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). Here d_b(h, x) is the
+probability of x at step h. Each round makes the feasible change that raises V_0 most. All
+computations treat T objectives r_0 with one P_0 at once.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def maximise(
 ) -> Solution:
     """Returns a policy of large V_0 under P (H, X, A, X) for each of T rewards r (T, H, X, A).
 
-    Policy t is at least as good as `anchor` (H, X) if `anchor` satisfies the constraints. For every
-    array (T, H, X) in `starts`, policy t is also at least as good as row t of the array if this row
-    satisfies the constraints. The search tries Lagrange multipliers, then at most `deviations`
-    rounds of single deviations. To break ties of V_0, the unconstrained search maximises V_0 +
-    `tie` V_k, where V_k is the last constraint's value. If this constraint's rewards are in [0, 1],
-    the policy found by that search has a V_0 at most `tie` H^2 below the best.
+    If `anchor` (H, X) satisfies the constraints, policy t is at least as good as `anchor`. `starts`
+    has arrays (T, H, X). If row t of such an array satisfies the constraints, policy t is at least
+    as good as this row. The search tries Lagrange multipliers, then at most `deviations` rounds of
+    single deviations. To break ties of V_0, the unconstrained search maximises V_0 + `tie` V_k,
+    where V_k is the last constraint's value. If this constraint's rewards are in [0, 1], the policy
+    found by that search has a V_0 at most `tie` H^2 below the best.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)
@@ -191,7 +191,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Returns the policies greedy in Q_0 + `multiplier` Q_j. Each Q is that of its own model."""
+    """Returns the policies greedy in Q_0 + `multiplier` Q_j, with each Q in its own model."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))

@@ -4,10 +4,10 @@ Stage b of Algorithm 1 of 000 runs 3 L_b episodes: H crude batches that share L_
 of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 their share is one
 half, so for 003 `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first
 stage has crude batches. L_b / H is rarely a whole number, and it is below one in the first stages.
-So batches are rounded:
+Batch sizes are therefore rounded:
 
-- the crude episodes are spread as evenly as possible: the first layers may take one more;
-- a crude or fine batch below `smallest_n` is rounded up to it (the stage then exceeds 3 L_b);
+- the crude episodes are spread as evenly as possible: the first layers may take one episode more;
+- a batch with fewer than `smallest_n` episodes gets `smallest_n` (the stage then exceeds 3 L_b);
 - the last stage (line 3) gets the remaining episodes, divided in the same way. If they are too few
   for a stage's smallest batches, the fine batch of the previous stage takes them.
 
@@ -98,9 +98,9 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many lengths L_1, L_2, ... as fit. Up to rounding, `batches` * sum L_b = K.
+    """Returns the most lengths L_1, L_2, ... that fit. Up to rounding, `batches` * sum L_b = K.
 
-    L_1 is `least`. Each length is the one before times a fixed factor, which is at least `growth`.
+    L_1 is `least`. Lengths grow by a constant factor, which is at least `growth`.
     """
     B, total, target = 1, 1.0, K / (batches * least)
     while total + growth**B <= target:
