@@ -1,12 +1,13 @@
 """Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has n_i episodes, and one of two rules gives its weight w_i. m is the number of visits that
-the rule expects, and sigma_i^2 is the variance of the noise on each of its transition counts:
+Batch i has n_i episodes. One of two rules gives the batch's weight w_i. m is the number of visits
+that the rule expects, and sigma_i^2 is the variance of the noise on each transition count of the
+batch:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
-    visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a), the visits to (h, x, a) by
-             the batch's own mixture under a first model of the transitions. k counts the states
-             that may follow (h, x, a).
+    visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a). Here d_i is the
+             probability of a visit by the batch's own mixture under a first model of the
+             transitions, and k counts the states that may follow (h, x, a).
 
 Either weight is the share of a count's variance that comes from sampling. The weight is near one if
 sampling dominates, and near m / (variance of the noise) if noise dominates. With `visits`, a batch
@@ -39,9 +40,9 @@ class Evidence:
 
     For Hs counted steps, `transitions` are (..., Hs, X, A, X), `visits` and `rewards` (..., Hs, X,
     A). `rewards` is None if rewards were not counted. `n` is the number of episodes counted at each
-    step. The variances are those of the noise on each count; their arrays lack the counts' leading
-    dimensions. `possible` (Hs, X, A, X) is the support. `mixtures` has the one mixture that was
-    deployed for all steps, or one mixture for each step.
+    step. The variances belong to the noise on each count. Their arrays lack the counts' leading
+    dimensions. `possible` (Hs, X, A, X) is the support. `mixtures` has one mixture for each step,
+    or a single one that was deployed for all steps.
     """
 
     n: float
@@ -70,7 +71,7 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`). Visits are their sums over x'.
 
-        The result keeps the old variances. This is safe: the true variances are only lower.
+        The result keeps the old variances, which is safe because the true ones are lower.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:

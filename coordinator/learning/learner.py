@@ -1,8 +1,8 @@
 """The contract between a learner and whatever runs it: deployments out, private counts in.
 
 A learner is a deterministic state machine. It reads no clock and no global randomness. So a
-coordinator can recover the exact state of a learner, by giving the same observations to a fresh
-learner of the same `Problem`. The loop is
+coordinator can restore a learner exactly: it gives the same counts to a fresh learner of the same
+`Problem`. The loop is
 
     while (deployment := learner.next_deployment()) is not None:
         counts = <private counts of deployment.n episodes>
@@ -14,9 +14,9 @@ Steps h are 0-based. All arrays are read-only by convention.
 
 `batch_counts` turns debiased counters of any families into the counts that a learner takes. Counts
 without counters of their own are sums. With `lean`, the visits are N(x,a) = sum_x' N(x,a,x'). With
-`joint`, also the transitions are sums, N(x,a,x') = sum_r N(x,a,x',r), and the reward sums are
-R(x,a) = sum_x' N(x,a,x',1). The variance of a sum is the sum of its terms' variances. `to_json`
-writes a learner's answers for the store and for events.
+`joint`, the transitions are also sums: N(x,a,x') = sum_r N(x,a,x',r). The reward sums are R(x,a) =
+sum_x' N(x,a,x',1). The variance of a sum is the sum of its terms' variances. `to_json` writes a
+learner's answers for the store and for events.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Problem:
     `d1` (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
     guarantee of one user. `delta` is the probability that the confidence statements fail. `support`
     and `homogeneous` are the environment's declaration: its possible transitions, and whether all
-    steps are alike. `seed` keys the learner's own draws, such as those of a bootstrap. They are
-    post-processing, so privacy does not depend on them.
+    steps are alike. `seed` keys the learner's own random draws, for example in a bootstrap. Privacy
+    does not depend on these draws, because they are post-processing.
     """
 
     sizes: Sizes
@@ -93,8 +93,8 @@ class BatchCounts:
     rewards were not counted. Hs is H if the batch counts all layers, and 1 if it counts one. The
     variances of the noise on the entries have the same shapes. Outside the support, entries and
     variances are 0. With the families `lean` and `joint`, `visits` have no counters: they are sums
-    of counts over x' (and r). So visits and transitions agree exactly, and share their noise.
-    `term` is the b of Bernstein's inequality for the noise on each counter
+    of counts over x' (and r). With these families, visits and transitions agree exactly and share
+    their noise. `term` is the b of Bernstein's inequality for the noise on each counter
     (`common.mechanism.parameters.BatchNoise`).
     """
 
@@ -113,13 +113,14 @@ class BatchCounts:
 class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
-    `active_before` and `active_after` are the numbers of active policies; policies that differ only
-    in impossible start states count as one. Both numbers are None if an implicit active set cannot
-    be counted. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any
-    more. `best_value` is the largest estimated value in the active set; policies that are `radius`
-    or more below it are eliminated. `E` is the precision of the stage's fine counts. `infrequent`
-    is the share of tuples (h, x, a, x') in W, the set of those too rare to learn. `coverage_gap`
-    bounds how far the coverage design is from the optimum of Eq. 4, relative to the optimum.
+    `active_before` and `active_after` are the numbers of active policies, or None for an implicit
+    active set. Policies that differ only in impossible start states count as one.
+    `decisions_eliminated` is the number of (h, x, a) that no active policy takes any more.
+    `best_value` is the largest estimated value in the active set; policies that are `radius` or
+    more below this value are eliminated. `E` is the precision of the stage's fine counts.
+    `infrequent` is the share of tuples (h, x, a, x') in W, the set of tuples too rare to learn.
+    `coverage_gap` bounds how far the coverage design is from the optimum of Eq. 4, relative to the
+    optimum.
     """
 
     stage: int
@@ -158,7 +159,7 @@ class LearnerSummary:
 
 
 class Learner(Protocol):
-    """One learning run, which is deterministic. The module's docstring shows the loop."""
+    """A deterministic learning run. The module's docstring shows the loop."""
 
     def next_deployment(self) -> Deployment | None:
         """Returns the next deployment, or None when the run is over.

@@ -5,14 +5,14 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
     V_h(x) = r_h(x, pi_h(x)) + sum_x' P_h(x' | x, pi_h(x)) V_{h+1}(x'),
     d_0 = d1,    d_{h+1}(x') = sum_x d_h(x) P_h(x' | x, pi_h(x)).
 
-P has shape (H, X, A, X) and may be sub-stochastic: the mass missing from a row goes to x-dagger,
-the absorbing state of paper 000, section III-B. The value of x-dagger is zero, so it needs no row.
+P has shape (H, X, A, X) and may be sub-stochastic. The mass missing from a row goes to x-dagger,
+the absorbing state of paper 000 (section III-B). The value of x-dagger is zero, so it needs no row.
 r has shape (H, X, A). `...` stands for leading dimensions of arrays.
 
 `compiled` uses numba to compile the loops of learners that plan in every episode. Without numba,
-plain Python runs the same code. numba caches compiled functions on disk, and compiles a function
-again only if the file that defines it has changed. So a compiled function uses only compiled
-functions and constants of its own file.
+plain Python runs the same code. Compiled functions are cached on disk. numba compiles a function
+again only if the function's own file has changed. So a compiled function uses only compiled
+functions and constants of that file.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 Everything here is a function of released counts, so it costs no privacy.
 
-**Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), N the noisy visits
-N(x, a), and [l, u] = [N - E/4, N + E/4], where E is the precision of Assumption 4. Eq. 7 asks for
-an n that attains
+**Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), and N the noisy
+visits N(x, a). Let l = N - E/4 and u = N + E/4, where E is the precision of Assumption 4. Eq. 7
+asks for an n that attains
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
 There are many minimisers. `project` returns the Euclidean projection of c onto the set {n >= 0, l
-<= sum n <= u}. This projection is a minimiser (the tests compare it with a linear program), unique,
-and continuous in the data. If c is sorted in descending order and S_k sums its first k entries,
+<= sum n <= u}. The projection is one of the minimisers (the tests compare it with a linear
+program). It is unique and continuous in the data. If c is sorted in descending order and S_k sums
+its first k entries,
 
     lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
@@ -23,12 +24,12 @@ If u < 0, no n is feasible, and `project` returns n = 0.
 
 in short B N = b. Private counts c violate these equations. `conserve` projects c onto them by least
 squares, weighted by the inverse variances. The projection is linear and unbiased, and takes stacks
-of counts. Only noise violates the equations, so the projection removes noise and nothing else.
-There are 1 + (H - 1) X independent equations for H X^2 A counts. So the projection removes the
-share (1 + (H - 1) X) / (H X^2 A) of the noise's total variance, and a far larger share in sums such
-as the visits of a state. If visits have counters of their own (families `paper`), they are weighted
-by the inverse of their own variance. Let c be the transitions after this weighting, Sigma the
-covariance of the noise on them, B' the transpose of B, and N the result:
+of counts. Only noise violates the equations, so the projection removes only noise. There are 1 + (H
+- 1) X independent equations for H X^2 A counts. So the projection removes the share (1 + (H - 1) X)
+/ (H X^2 A) of the noise's total variance. From sums, such as the visits of a state, it removes a
+far larger share. If visits have counters of their own (families `paper`), the least squares also
+weigh in these visits. Let c be the transitions, already corrected by such visits. Let Sigma be the
+covariance of the noise on c, and B' the transpose of B. The result is
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
@@ -41,8 +42,8 @@ tuples lead to the state x-dagger, which earns 0:
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
     r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).
 
-These are `Estimate Transition` and `Estimate Rewards`, which paper 000 does not write out. P~ is
-sub-stochastic (see `planning`).
+Paper 000 names these estimates `Estimate Transition` and `Estimate Rewards`, but does not write
+them out. P~ is sub-stochastic (see `planning`).
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def precision(variance: float, counters: int, delta: float, term: float = 1.0) -
 def divergence(N: FloatArray) -> FloatArray:
     """Returns the left sides B N of the equations of flow for counts N (..., H, X, A, X).
 
-    They are (..., 1 + (H - 1) X): the total at step 0, then inflow minus outflow of each (h, y).
+    B N is (..., 1 + (H - 1) X): the total at step 0, then inflow minus outflow of each (h, y).
     """
     inflow = N[..., :-1, :, :, :].sum(axis=(-3, -2))
     outflow = N[..., 1:, :, :, :].sum(axis=(-2, -1))
@@ -146,9 +147,9 @@ def conserve(
 ) -> FloatArray:
     """Projects counts (..., H, X, A, X) of n episodes onto the equations of flow.
 
-    `visits` (..., H, X, A) are visits with counters of their own. The variance of their noise is
-    that of a transition count, divided by `ratio`. If `visits` is None, they are sums over x'.
-    `possible` (H, X, A, X) is the support; None means that all transitions are possible.
+    `visits` (..., H, X, A) are visits with counters of their own, or None if visits are sums over
+    x'. `ratio` is the noise variance of a transition count divided by the noise variance of a visit
+    count. `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible
     if visits is None:
@@ -172,8 +173,8 @@ def imbalance(
 ) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that breaks the equations of flow.
 
-    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B. B
-    and Sigma are those of the module.
+    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B. The
+    module's docstring defines B and Sigma.
     """
     excess = divergence(transitions)
     excess[..., 0] -= n

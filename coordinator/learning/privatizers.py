@@ -6,11 +6,11 @@ draws of `noise`. Learners rely on three properties:
 
 - Unbiased: the noise has mean zero and the variance terms(t) * noise.variance, which is known
   beforehand.
-- Bounded (Assumption 4 of 000, Assumption 2.3 of 004): a counter's noise after t users exceeds
-  `noise.deviation(terms(t), l)` in absolute value with probability at most 2 exp(-l). For C
-  counters at m times, let l = log(2 C m / delta) and E = 4 deviation. By a union bound, with
-  probability 1 - delta all these noises are within E / 4. Then Eq. 7 and the add-on
-  (`postprocess.consistent`; Eq. 5.1 and 5.2 of 004) give counts that satisfy the rest of the
+- Bounded: after t users, a counter's noise exceeds `noise.deviation(terms(t), l)` in absolute value
+  with probability at most 2 exp(-l). This is Assumption 4 of 000 and Assumption 2.3 of 004. For C
+  counters at m times, let l = log(2 C m / delta), and let E be four times the deviation. By a union
+  bound, with probability 1 - delta all these noises are within E / 4. If they are, Eq. 7 and the
+  add-on (`postprocess.consistent`; Eq. 5.1 and 5.2 of 004) give counts that satisfy the rest of the
   assumption: N(x,a) = sum_x' N(x,a,x'), and N(x,a) is at most E above the true count, never below.
 - Private, as stated below. Two populations are neighbours if one user is replaced by another.
 
@@ -20,10 +20,10 @@ is the epsilon that this noise really gives. `tight` is the least noise for whic
 noise comes from the caller's generator, which experiments seed. In the services, counts of batches
 get integer noise from the system's CSPRNG (`common.mechanism.workflow`).
 
-**Sensitivity.** Replacing one user lowers one entry and raises one, each by at most one, in every
-counter family at every step. `Sensitivity.of_cells(CounterLayout.cells)` is this sensitivity. Under
-full information (004), a user contributes a loss in [0, 1] for each of the X A pairs, and all may
-change. `Sensitivity.of_losses(X A)` is the sensitivity of these losses.
+**Sensitivity.** Replacing one user lowers one entry and raises another, each by at most one, in
+every counter family at every step. `Sensitivity.of_cells(CounterLayout.cells)` is this sensitivity.
+Under full information (004), a user contributes a loss in [0, 1] for each of the X A pairs, and all
+may change. `Sensitivity.of_losses(X A)` is the sensitivity of these losses.
 
 **Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
 trusted agent sees every contribution and releases S_t for t = 1..T. A block of level j is the sum
@@ -31,9 +31,9 @@ of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each b
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 
-Each block gets noise once, when it is complete. So S_t carries popcount(t) draws of noise. The
-variant adds fresh draws until S_t carries one for each level. Then the noise on S_t has the same
-law for all t (Assumption 3.2 of 004); this costs variance and adds no privacy.
+Each block gets noise once, when it is complete. So S_t carries one draw of noise for each 1-bit of
+t. The variant adds fresh draws until S_t carries one for each level. The noise on S_t then has the
+same law for all t (Assumption 3.2 of 004). The fresh draws cost variance and add no privacy.
 
 Levels: contribution i is in at most one block of each level with 2^j <= T, so in at most
 
@@ -55,8 +55,8 @@ billboard lemma (Hsu et al. 2014) the run is jointly DP.
 
 `paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1: epsilon'
 = epsilon / (3 H log K)). This noise covers H changes in each family, but replacing a user makes 2 H
-changes. So it gives 2 epsilon-DP for replacing one user and epsilon-DP for adding or removing one.
-Under full information, where a user contributes X A losses, the guarantee is weaker still.
+changes. So the noise gives 2 epsilon-DP if one user is replaced, and epsilon-DP if one is added or
+removed. Under full information, where a user contributes X A losses, the guarantee is weaker still.
 
 **Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
 
@@ -66,8 +66,8 @@ so the noise on S_t has variance t Var Z. Privacy: the message of a user is the 
 contribution. Two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
 noise of scale b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
 beta)-LDP. A user sends only one message, so nothing composes. `paper` is Lap(3 H / epsilon) on
-three families. This noise covers H changes in each family, but two trajectories differ in 2 H
-entries of each family, so the noise is 2 epsilon-LDP. Under joint DP, too, 004 adds Lap(3 H /
+three families. This noise covers H changes in each family. But two trajectories differ in 2 H
+entries of each family, so the noise gives 2 epsilon-LDP. Under joint DP, too, 004 adds Lap(3 H /
 epsilon) to bandit losses (Lemma 5.6).
 """
 
@@ -137,7 +137,7 @@ class AdditiveNoise:
 
         The bound is on the sum's absolute value. Let l be log_term. The Gaussian bound is sigma
         sqrt(2 terms l). For a draw Z of Laplace noise, log E[exp(x Z / b)] = -log(1 - x^2) is at
-        most x^2 / (1 - x), so the sum is sub-gamma with variance factor 2 terms b^2 and scale b
+        most x^2 / (1 - x). So the sum is sub-gamma with variance factor 2 terms b^2 and scale b
         (Boucheron et al. 2003). The Laplace bound is b (2 sqrt(terms l) + l).
         """
         if self.kind == "none" or terms == 0:
@@ -154,7 +154,7 @@ def least_noise(sensitivity: Sensitivity, epsilon: float, beta: float) -> Additi
     """Returns (epsilon, beta)-DP noise: Laplace or Gaussian, whichever has the smaller variance.
 
     Laplace noise of scale b = Delta_1 / epsilon is epsilon-DP (Dwork et al. 2006), where Delta_1 is
-    the sensitivity in L1 norm. The least Gaussian noise is that of Balle and Wang 2018, Theorem 8.
+    the sensitivity in L1 norm. Theorem 8 of Balle and Wang 2018 gives the least Gaussian noise.
     """
     unit = gaussian_variance(epsilon, beta, 1) / 2.0
     gaussian = AdditiveNoise("gaussian", sensitivity.l2 * math.sqrt(unit))
@@ -167,7 +167,8 @@ def noise_of_draw(
 ) -> AdditiveNoise:
     """Returns the noise of one draw if a contribution of this sensitivity enters `depth` sums.
 
-    depth is 1 for a Local Privatizer, and max(`tree_levels(T)`, 1) for a Central one of T sums.
+    `depth` is 1 for a Local Privatizer, and max(`tree_levels(T)`, 1) for a Central Privatizer of T
+    sums.
     """
     if name == "paper":
         return AdditiveNoise("laplace", 3.0 * H * depth / epsilon)
@@ -185,7 +186,7 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
 
 
 def tree_levels(T: int) -> int:
-    """Returns how many blocks contain the first of T contributions. No other is in more."""
+    """Returns the largest number of blocks that any of T contributions is in."""
     return T.bit_length()
 
 

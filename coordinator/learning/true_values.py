@@ -2,15 +2,16 @@
 
 The coordinator does not know the environment. The operator of a simulated environment knows the
 optimal value V*, and the value V of every deployed mixture, exactly. Values supplied for a run are
-stored beside it and marked as supplied. No learner reads them. These values give the exact
+stored beside it and marked as supplied. No learner reads them. Supplied values give the exact
 pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
-where n_j is the number of episodes executed for deployment j. A run's bands cover this run and all
-runs that executed at least as many episodes and have the same spec except for id and seeds. At each
-point, a band is the mean over these runs with a two-sided 95 % Student t interval. Within one
-deployment, regret is taken as linear in the episodes and value as constant.
+where n_j is the number of episodes executed for deployment j. A run's bands cover the run itself
+and all comparable runs. A comparable run has the same spec, except for id and seeds, and has
+executed no fewer episodes. At each point, a band is the mean over all these runs with a two-sided
+95 % Student t interval. Within one deployment, regret is taken as linear in the episodes and value
+as constant.
 """
 
 from collections.abc import Sequence
@@ -75,9 +76,9 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over a run and the other runs that have at least as many episodes.
+    """Returns bands over `own` and the curves of `others` that are at least as long as `own`.
 
-    Returns None if there is no such other run, or if the run itself has no episodes.
+    Returns None if `others` has no such curve, or if `own` has no episodes.
     """
     if not own.episodes.size:
         return None

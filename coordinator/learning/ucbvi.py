@@ -1,12 +1,12 @@
 """UCBVI and private UCB-VI, compiled: episodes, a plan before each episode, and exact regret.
 
 `coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise in the
-same letters. A NumPy oracle in the tests takes the same draws from the same generators, in the same
-order, and gives the same policies. (Rows are summed in the order of x'. NumPy does the same below
-eight states. With more states, the last bit may differ.) All draws come from PCG64. An episode
-takes 1 + 2 H uniforms: one for the start and, at every step, one for the next state and one for
-the reward bit. A completed block or a user's message takes one draw for each counter. Inner loops
-run over pairs (h, x, a) for one x' at a time, so that they fill vector registers.
+same letters. In the tests, a NumPy oracle takes the same random draws in the same order, and gives
+the same policies. (Rows are summed in the order of x'. NumPy sums in this order only below eight
+states. With more states, the last bit may differ.) All draws come from PCG64. An episode takes 1 +
+2 H uniform numbers: one for the start, and two for every step (the next state and the reward bit).
+A completed block or a user's message takes one draw of noise for each counter. Inner loops run over
+pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
 A policy's value comes from backward induction in the true MDP. The value is computed only when the
 policy changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
@@ -48,10 +48,10 @@ class Exploration(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """A Privatizer. One draw of its noise has `scale` and `variance`.
+    """A Privatizer. `scale` and `variance` describe one draw of its noise.
 
-    `log_term` sets the bound E on the noise (`set_noise`); if it is 0, so is E. The kind NONE is
-    UCBVI without privacy, which counts exactly.
+    `log_term` sets the bound E on the noise (`set_noise`). If `log_term` is 0, E is 0. The kind
+    NONE is UCBVI without privacy, which counts exactly.
     """
 
     local: bool
@@ -63,9 +63,8 @@ class Privacy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch arrays: V (X,), counts (X, pairs) and the others (pairs,), with H X A pairs.
-
-    Each is an array of its own, so that the compiler knows that they do not overlap.
+    """Scratch arrays: V (X,), counts (X, pairs), and four arrays (pairs,), with H X A pairs. All
+    arrays are separate, so that the compiler knows that they do not overlap.
     """
 
     V: Floats
@@ -85,7 +84,8 @@ class Work(NamedTuple):
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
     """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
 
-    A drawn state is the first whose cumulative sum exceeds a uniform number; if none, the last.
+    The drawn state is the first state whose cumulative probability exceeds a uniform number. If no
+    state's does, because of rounding, the last state is drawn.
     """
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
@@ -223,7 +223,8 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
     """Writes `total`, the sum of t contributions, with noise to `released` (`BinaryMechanism.add`).
 
-    `blocks` (levels, C) has the noise of each level's last block; `noise` is that of the new block.
+    `blocks` (levels, C) has the noise of the last block of each level. `noise` (C,) is the noise of
+    the block that contribution t completes.
     """
     completed = 0
     while not t >> completed & 1:

@@ -1,10 +1,10 @@
 """UCBVI and private UCB-VI: optimistic backward induction before every episode.
 
-These two learners are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017)
-without privacy, and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers
-of 004. This module has their bonuses and noise; `coordinator.learning.ucbvi` is the compiled
-learner. Services cannot run these learners: the policy may change with every episode, so there is
-no batch that could hide a user.
+The two learners are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017)
+without privacy, and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of
+004. This module has the bonuses and the noise of both; `coordinator.learning.ucbvi` is their
+compiled code. Services cannot run these learners: the policy may change with every episode, so
+there is no batch that could hide a user.
 
 Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
 h = H-1..0,
@@ -12,11 +12,11 @@ h = H-1..0,
     Q_h(x, a) = min(H - h, r^ + P^ V_{h+1} + b_h(x, a)),   V_h(x) = max_a Q_h(x, a),
 
 and Q = H - h for a pair never visited. The policy is greedy in Q, and the first action wins ties.
-The published UCBVI also takes the minimum with the previous Q. This step is left out for all
-learners, because with noisy counts one underestimate would stay for ever.
+The published UCBVI also takes the minimum with the previous Q. With noisy counts, one underestimate
+would then stay for ever. So all learners here leave out the previous Q.
 
-Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee.
-Everything else is post-processing:
+Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee. All
+that follows is post-processing:
 
     noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
 
@@ -29,8 +29,8 @@ in `privatizers`:
   counters. The noise is Laplace or analytic Gaussian, whichever has the smaller variance at the
   same (epsilon, beta).
 
-A bonus has the name `paper` or `practical`. It is the same for every environment, and every run
-records it:
+A bonus is called `paper` or `practical`. Every run records its bonus, which is the same for every
+environment:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). This bonus
   exceeds H - h for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
@@ -41,16 +41,17 @@ records it:
   Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise as in `privatizers`.
   The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. For
   every N of interest, this minimum is H^2, and its square root is the H of the last term above.
-- `practical`: a constant times Bernstein's bonus with estimated variances, plus another constant
-  times the standard deviation of the noise in r~ + P~ V, to first order:
+- `practical`: a sum of two terms, each with a constant factor. The first is Bernstein's bonus with
+  estimated variances. The second is, to first order, a multiple of the standard deviation of the
+  noise in r~ + P~ V:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
 
   with iota = log(2 H X A K / delta). sigma_T^2 and sigma_R^2 are the variances of the noise on a
   transition count and on a reward sum. As with SDP-PE's `practical`, counts are projected with
-  tolerance zero and without the add-on, and a visit count is taken as at least `least_visits`
-  standard deviations of its noise.
+  tolerance zero and get no add-on. A visit count below `least_visits` standard deviations of its
+  noise is raised to this level.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ class Bonus:
     privacy noise. For rewards and bonuses, but not for transitions, a pair's visits count as at
     least `least_visits` standard deviations of their noise. So noise alone does not make a rarely
     visited pair look rewarding. The defaults are the same for all environments, learners and
-    epsilons. They were chosen once from small grids at K = 20,000 and 200,000 and epsilon = 1, with
-    a few seeds each on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two RandomMDP-v0.
+    epsilons. The defaults were chosen once from small grids with epsilon = 1 and K = 20,000 or
+    200,000. Each grid ran a few seeds on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two
+    RandomMDP-v0.
     """
 
     name: BonusName = "practical"
@@ -88,8 +90,7 @@ class Bonus:
 def log_terms(sizes: Sizes, K: int, delta: float) -> tuple[float, float, float]:
     """Returns the logarithms of the bonuses `practical`, UCBVI-CH and DP-UCBVI, in this order.
 
-    The logarithms are log(2 H X A K / delta), L = log(5 X A K H / delta) and log(30 H X A T /
-    delta) with T = K H.
+    They are log(2 H X A K / delta), log(5 H X A K / delta) and log(30 H^2 X A K / delta).
     """
     episodes = sizes.H * sizes.X * sizes.A * K / delta
     return math.log(2 * episodes), math.log(5 * episodes), math.log(30 * sizes.H * episodes)

@@ -1,11 +1,10 @@
 """UCBVI in batches: optimistic policies from the private counts of a few batches of users.
 
 UCBVI plans before every episode, but the shuffle model hides users in batches. So the n_i users of
-batch i run policies with several bonus scales. All these policies are planned from the earlier
-batches:
+batch i run policies that are planned from the batches before i, with several bonus scales:
 
     n_1 = first sigma X A,  mixture_1 = uniform over random policies
-    for batch i = 1, 2, ..., as many as fit in (1 - exploit_share) K episodes:
+    for batch i = 1, 2, ..., while batches fit in (1 - exploit_share) K episodes:
         run n_i episodes of mixture_i; estimate P^, r^, N from the counts of batches 1..i
         for each scale c:
             for h = H-1 .. 0:  Q_h = min(H - h, r^ + P^ V_{h+1} + c decay^(i-1) b_h)
@@ -15,20 +14,21 @@ batches:
 
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
 visited equally often, batch 1 would visit each of them `first` * sigma times at every step. So the
-noise sets the least batch sizes, and K sets the number of batches. Then all sizes are multiplied by
-one factor, so that the batches fill (1 - exploit_share) K.
+noise sets the least batch sizes, and K sets the number of batches. All sizes are then multiplied by
+one factor, so that the batches fill (1 - exploit_share) K episodes.
 
 **Counts.** Each batch's counts are projected on the equations of flow. Batch i then has the weights
-w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the number of visits
-to (h, x, a) that batch i expects, and v_i is the variance of the noise on each of its transition
-counts. Eq. 7 makes the sums consistent. Then the row of (h, x, a) gets `shrinkage` * s
-pseudo-visits. They are spread over x' as the visits of (x, a) are when all steps are taken
-together. Here s is the standard deviation of the noise on the visits to (h, x, a). So steps share
-one estimate until their counts rise above the noise. If all steps are declared to be alike, counts
-are summed over steps instead.
+w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the expected number
+of visits to (h, x, a) in batch i, and v_i is the variance of the noise on each transition count of
+batch i. Eq. 7 makes the sums consistent. Let s be the standard deviation of the noise on the visits
+to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits. Pseudo-visits are spread over
+x' as the visits of (x, a) are when all steps are taken together. So steps share one estimate until
+their counts rise above the noise. If all steps are declared to be alike, counts are summed over
+steps instead.
 
-**Bonus.** v_T is the variance of the noise on a weighted sum of transition counts, and v_R on a
-weighted sum of rewards. N counts visits and pseudo-visits, and is taken as at least max(s, 1):
+**Bonus.** v_T is the variance of the noise on a weighted sum of transition counts. v_R is the
+variance of the noise on a weighted sum of rewards. N counts visits and pseudo-visits, and is taken
+as at least max(s, 1):
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
@@ -38,7 +38,7 @@ The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}.
 largest possible standard deviation of a mean of N reward bits.
 
 Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
-regret: b_h is a sum of standard deviations and no confidence bound, and shrinkage is biased if
+regret: b_h is a sum of standard deviations, not a confidence bound, and shrinkage is biased if
 steps differ. `docs/algorithm.md` reports measurements.
 """
 
@@ -214,7 +214,7 @@ class UCBVIShuffle:
 
 
 def batch_sizes(problem: Problem, options: Options) -> list[int]:
-    """Returns the batch sizes n_1, n_2, ...: as many as fit, stretched to fill their share of K.
+    """Returns the batch sizes n_1, n_2, ..., which together fill (1 - exploit_share) K episodes.
 
     Raises LearnerError if K leaves too few episodes for one batch.
     """
