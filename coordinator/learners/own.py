@@ -75,7 +75,8 @@ class OwnLearner(ABC):
         """Returns the next deployment, made with `deploy`, or None when the run is over."""
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Checks the counts and subtracts their episodes from ``left``. Call it before learning.
+        """Checks the counts and subtracts their episodes from ``left``. A subclass calls this
+        first.
 
         Raises LearnerError if the counts have another n or layer than `next_deployment`.
         """
@@ -126,7 +127,8 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns A policies that repeat one action each, then ``count`` random ones: (M, H, X)."""
+        """Returns policies (M, H, X): a constant one for each action, then ``count`` random
+        ones."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))

@@ -81,9 +81,9 @@ class Registry:
     def build(self, spec: RunSpec) -> Learner:
         """Returns a fresh learner for a run.
 
-        Raises RemoteError ``invalid-spec`` if there is no such learner, its options are not valid,
-        it refuses the problem, or its own code fails at once. Raises RemoteError
-        ``batch-too-small`` if the noise of a batch cannot be made.
+        Raises RemoteError ``invalid-spec`` if there is no such learner or its options are not
+        valid. The error is the same if the learner refuses the problem or its code fails at once.
+        Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]
@@ -100,12 +100,12 @@ class Registry:
 
 
 def _external(maker: plugins.Constructor, problem: Problem, _: str, options: Options) -> Learner:
-    """Makes an external learner. The options are its parameters by name."""
+    """Makes an external learner. The options are the maker's parameters by name."""
     return ExternalLearner(maker, problem, options)
 
 
 def refusal(spec: RunSpec, error: LearnerError) -> RemoteError:
-    """Returns a LearnerError as ``invalid-spec``, with the learner's name and its own message."""
+    """Returns a LearnerError as RemoteError ``invalid-spec``, with the learner's name added."""
     return RemoteError("invalid-spec", f"{spec.learner}: {error}")
 
 
@@ -142,7 +142,7 @@ def sdp_pe(kind: type[SDPPE], problem: Problem, constants: str, options: Options
 
 
 def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: float) -> None:
-    """Calls ``check``. If it refuses a batch that is too small, adds advice to the error."""
+    """Calls ``check``. If ``check`` refuses a batch as too small, adds advice to the error."""
     try:
         check(problem)
     except RemoteError as error:

@@ -1,8 +1,8 @@
 """Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has n_i episodes. One of two rules gives the batch's weight w_i. m is the number of visits
-that the rule expects, and sigma_i^2 is the variance of the noise on each transition count of the
-batch:
+Batch i has n_i episodes. One of two rules gives the batch's weight w_i. Let m be the number of
+visits that the rule expects, and sigma_i^2 the variance of the noise on each transition count of
+batch i:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a). Here d_i is the
@@ -71,7 +71,7 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`). Visits are their sums over x'.
 
-        The result keeps the old variances, which is safe because the true ones are lower.
+        The result keeps the old variances, which are upper bounds of the true variances.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:

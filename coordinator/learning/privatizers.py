@@ -220,7 +220,7 @@ class BinaryMechanism:
             raise LearnerError(f"this Binary Mechanism was made for {self.T} contributions")
         self._t += 1
         self._total += sigma
-        # t completes the block of its lowest 1-bit; this block replaces those of lower levels.
+        # t completes the block of its lowest 1-bit; this block replaces the blocks of lower levels.
         completed = (self._t & -self._t).bit_length() - 1
         self._blocks[:completed] = 0.0
         self._blocks[completed] = self.noise.draw(self._generator, self._total.shape)

@@ -211,7 +211,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns noise (AT_ONCE, C) as `AdditiveNoise.draw` does; NumPy draws many at once quickly."""
+    """Returns noise (AT_ONCE, C) as from `AdditiveNoise.draw`. NumPy is fastest in large draws."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal

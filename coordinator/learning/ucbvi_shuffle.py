@@ -13,13 +13,13 @@ batch i run policies that are planned from the batches before i, with several bo
     run the remaining episodes with the policy without bonus
 
 Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
-visited equally often, batch 1 would visit each of them `first` * sigma times at every step. So the
+visited equally often, batch 1 would visit each pair `first` * sigma times at every step. So the
 noise sets the least batch sizes, and K sets the number of batches. All sizes are then multiplied by
 one factor, so that the batches fill (1 - exploit_share) K episodes.
 
 **Counts.** Each batch's counts are projected on the equations of flow. Batch i then has the weights
 w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the expected number
-of visits to (h, x, a) in batch i, and v_i is the variance of the noise on each transition count of
+of visits to (h, x, a) in batch i. v_i is the variance of the noise on each transition count of
 batch i. Eq. 7 makes the sums consistent. Let s be the standard deviation of the noise on the visits
 to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits. Pseudo-visits are spread over
 x' as the visits of (x, a) are when all steps are taken together. So steps share one estimate until
@@ -34,8 +34,8 @@ as at least max(s, 1):
 
 Transitions outside a declared support have v_T = 0, and the X of w_i counts only possible x'.
 
-The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second is the
-largest possible standard deviation of a mean of N reward bits.
+The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second term is
+the largest possible standard deviation of a mean of N reward bits.
 
 Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
 regret: b_h is a sum of standard deviations, not a confidence bound, and shrinkage is biased if
@@ -190,7 +190,8 @@ class UCBVIShuffle:
         )
 
     def _rewards(self, weights: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Returns the weighted sum of rewards and its noise's variance, each (H or 1, X, A)."""
+        """Returns the weighted sum of rewards and the variance of its noise, each (H or 1, X,
+        A)."""
         w = np.stack(weights)
         counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
         variances = np.stack([batch.reward_variance for batch in self._batches])

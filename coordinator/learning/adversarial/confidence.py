@@ -8,9 +8,9 @@ counts into N~. Then
     beta(x'|x,a) = min{1, sqrt(2 P~ (1 - P~) ln iota / N~(x,a)) + (4 E + 7 ln iota) / N~(x,a)},
 
 with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
-upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set always contains the true P. (In
-places the paper prints beta's second term under the root. The proof of E.14 bounds beta as above.)
-`scale` multiplies beta; the paper has no such factor.
+upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set contains the true P in every
+episode. (In places the paper prints beta's second term under the root. The proof of E.14 bounds
+beta as above.) `scale` multiplies beta; the paper has no such factor.
 
 Empty sets. The set made from N~ contains P~, so it is never empty. A row of another box may be
 empty: its lower bounds sum to more than one, or its upper bounds to less than one. A row that is

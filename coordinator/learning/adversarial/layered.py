@@ -7,8 +7,8 @@ from each layer to the next. A state is (h, x) with x < X_h. Let W = max X_h. Th
 
 say which entries of padded arrays of the same shapes exist. Every array of this package has one of
 these shapes. Padding is zero unless a docstring says something else. The paper's X is the number of
-states in all layers. Pairs (x, a) end at layer H - 1, because no action is taken in x_H, the only
-state of layer H.
+states in all layers. Pairs (x, a) exist up to layer H - 1, because no action is taken in x_H, the
+only state of layer H.
 
 Occupancy measures (004, section 2.1.1),
 

@@ -276,7 +276,7 @@ def add_to_schur(
     matrix: Floats,
     target: Floats,
 ) -> None:
-    """Adds a row's part of A R A^T to `matrix` and of A q - A R g to `target`; R is `inverse`."""
+    """Adds a row's parts of A R A^T (to `matrix`) and A q - A R g (to `target`); R is `inverse`."""
     for w in range(n):
         sums, rest = 0.0, q[w]
         for v in range(n):

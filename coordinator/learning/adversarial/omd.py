@@ -22,10 +22,11 @@ Newton steps on f are tried. All steps use the derivatives of inflow and outflow
 bounds held fixed (the generalised Hessian). Adding a constant to v on a layer changes nothing. So a
 matrix of ones is added to every layer's block, which makes Newton's matrix invertible.
 
-Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta. Its form changes at the
-2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum is at most 1
-tells which cells are not clipped (free). The free cells give delta in closed form. All values are
-logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
+Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta. The form of the sum
+changes at the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum
+is at most 1 tells which cells are not clipped (free). The free cells give delta in closed form. All
+values are logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm
+everywhere.
 
 Certificate. The dual's q violates the equations of flow by the residual. The answer is therefore
 the occupancy measure of the policy and transitions that the dual's q induces. Up to rounding, the
@@ -284,10 +285,10 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
     """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
 
-    For step h, the blocks are `into`, `leave` and `across`. The derivative of layer h + 1's inflow
-    is `into` with respect to that layer's v, and the transpose of `across` with respect to layer
-    h's v. The derivative of layer h's outflow is -`leave` with respect to that layer's v, and
-    -`across` with respect to layer h + 1's v.
+    For step h, the blocks are `into`, `leave` and `across`. Layer h + 1's inflow has the derivative
+    `into` with respect to that layer's v. With respect to layer h's v, the derivative is the
+    transpose of `across`. Layer h's outflow has the derivative -`leave` with respect to that
+    layer's v, and -`across` with respect to layer h + 1's v.
     """
     inflow, outflow = flows
     blocks[:] = 0.0

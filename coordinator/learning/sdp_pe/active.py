@@ -211,7 +211,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns all stages' constraints or, before any, one on `then` that always holds."""
+        """Returns all stages' constraints; if none, a constraint on `then` that always holds."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 

@@ -88,11 +88,11 @@ def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> f
 
 
 class SDPPE:
-    """A `Learner` that runs SDP-PE on a `Problem`.
+    """A `Learner` that runs SDP-PE (paper 000).
 
-    Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets, and
-    LearnerError if K is too small for a stage or constants contradict each other. Subclasses may
-    change the coverage design, the worst-case radius, and `fine_batches`: a fine batch has
+    Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets. Raises
+    LearnerError if K is too small for a stage, or if constants contradict each other. Subclasses
+    may change the coverage design, the worst-case radius, and `fine_batches`: a fine batch has
     `fine_batches` * L_b episodes.
     """
 

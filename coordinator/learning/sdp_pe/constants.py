@@ -32,7 +32,8 @@ class Constants:
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1,
         crude batches have the smallest size, because there are no transitions to learn.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
-        the crude model P~cru from `memory`. Crude batches of one layer would add little to it.
+        the crude model P~cru from `memory`. Crude batches of one layer would add little to
+        `memory`.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest

@@ -24,8 +24,8 @@ quantile, over draws, of the gap
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another in a draw? The second term asks: if the draw were true, by how much does the draw's best
 policy seem worse in the estimate? (Draws stand for a posterior under a flat prior.) So a policy
-stays if few episodes visit its states, even if its estimated value is low. The policies pi_d are
-likely to be the best, so the next stage explores them.
+with a low estimated value stays if few episodes visit its states. The policies pi_d are likely to
+be the best, so the next stage explores them.
 
 At every (h, x), pi_d takes an action of some active policy. Among all policies with this property,
 pi_d is the best. All active policies have the property, so the quantile errs on the safe side. The
