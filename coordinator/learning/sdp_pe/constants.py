@@ -27,11 +27,11 @@ class Constants:
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: if `first_stage` is 0, L_1 is the number of possible (h, x, a), times this
         number, times s. Here s is the standard deviation of the noise on a crude counter, or 1 if
-        that is larger. If several stages fit into K, noise (not K) sets the first sizes.
+        that is larger. If several stages fit into K, noise (not K) sets the first batches' sizes.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1,
         crude batches have the smallest size, because there are no transitions to learn.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
-        the crude model P~cru from `memory`. A crude batch of one layer would add little there.
+        the crude model P~cru from `memory`. One layer's crude batch would add little to `memory`.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest
