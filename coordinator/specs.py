@@ -1,8 +1,8 @@
 """The documents that an operator may send: run spec, manual deployment, true values.
 
-All are strict. An unknown field, a wrong type or a value out of range is refused with the name of
-the field. Faults that only the learner or the accounting can find are refused when the run is
-created.
+These documents are strict. An unknown field, a wrong type or a value out of range is refused with
+the name of the field. Faults that only the learner or the accounting can find are refused when the
+run is created.
 """
 
 import math
@@ -228,7 +228,7 @@ class TrueValue(Document):
 class TrueValueSpec(Document):
     """The optimal value V* of a simulated environment and the values V of deployed mixtures.
 
-    They are for rewards scaled to [0, 1]. An operator supplies them
+    The values are for rewards scaled to [0, 1]. An operator supplies the values
     (`coordinator.learning.true_values`), and no learner reads them.
     """
 

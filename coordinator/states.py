@@ -11,7 +11,7 @@ A deployment is
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
 - rejected: too many reports were dishonest, or the counts of a batch of sums show lies; its spend
   is committed, but its counts are not used;
-- abandoned: given up, or lost by the shuffler, before any message was opened, so it spent nothing.
+- abandoned: given up, or lost by the shuffler, before any message was opened: no privacy is spent.
 
 The shuffler erases a counted or rejected batch only after the coordinator has acknowledged it.
 
@@ -22,12 +22,11 @@ An analyzer key is
 - expired: it opens only the batches that were issued under it;
 - erased: no unfinished batch needs it, and its private half is destroyed.
 
-A run lease is one holder's right to drive a run. It has a fence: a number that grows by one with
-each new lease of the run. A lease is held for some time and then expires. Even then, its holder
-may write, and may renew the lease, until somebody takes the run under the next fence: another
-holder, or the same holder after a restart. Then the first lease is lost for good. The store records
-no state of a lease, because the fence and the time in its row show the state
-(`coordinator.store.transactions`).
+A run lease is one holder's right to drive a run. A lease has a fence: a number that grows by one
+with each new lease of the run. A lease expires after some time. Even after this time, the holder
+may write and may renew the lease. A lease is lost for good once the run has a new lease, of another
+holder or of the same holder after a restart. The store records no state of a lease, because the
+fence and the time in its row show the state (`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

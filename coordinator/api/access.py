@@ -23,7 +23,7 @@ MetricsOnly = only("operator", "metrics")
 
 
 def make_authenticator(settings: Settings) -> Authenticator:
-    """Returns the authenticator of the callers whose tokens are in the settings."""
+    """Returns an authenticator that knows the operator's token and, if set, the metrics token."""
     keys = {
         "operator": Credential(settings.operator_hash(), OPERATOR, "operator/coordinator_token")
     }
@@ -33,7 +33,7 @@ def make_authenticator(settings: Settings) -> Authenticator:
 
 
 def _part(path: str) -> object:
-    """Returns the dependency that gives routes the running coordinator, or a part of it."""
+    """Returns the dependency that gives a route the attribute ``path`` of the app's state."""
 
     async def part(request: Request) -> object:
         return attrgetter(path)(request.app.state)

@@ -1,7 +1,7 @@
 """The response models of the coordinator's API. Values of policies are for rewards in [0, 1].
 
-An infinite epsilon, such as that of a seeded batch, is the string "Infinity", because JSON has no
-such number.
+An infinite epsilon is the string "Infinity", because JSON has no such number. A seeded batch has an
+infinite epsilon.
 """
 
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
-    """Base of all models. A record can stand for a model, and an array for a list of numbers."""
+    """Base of all models. Reads a model from a record's attributes, and lists from arrays."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -253,7 +253,7 @@ class BatchConservation(Answer):
 
 
 class RunConservation(Answer):
-    """All batches of a run, and sums of messages over batches whose numbers are known."""
+    """All batches of a run, and sums of their messages. Sums leave out batches without numbers."""
 
     batches: list[BatchConservation]
     accepted: int
@@ -298,7 +298,7 @@ class Result(Answer):
 
 
 class History(Answer):
-    """The events of a run so far whose numbers are above ``after``."""
+    """The events of a run so far, from number ``after`` + 1 on."""
 
     events: list[EventRecord]
 

@@ -1,12 +1,13 @@
 """Routes that are not about runs: health, metrics, analyzer keys, and the page.
 
 Keys. To rotate the key, make a new one (pending), pin its public half at nodes and shuffler, and
-then activate it. The previous key still opens the batches issued under it. It is erased once each
-of these batches is acknowledged or abandoned. No private half leaves the coordinator.
+then activate it. The previous key still opens the batches issued under it, and is erased once all
+these batches are acknowledged or abandoned. No private half leaves the coordinator.
 
-The page. It is one HTML document, with scripts and styles in files of their own, all served without
-a token. Like any other client, it calls the REST routes with the operator's token. The content
-security policy allows no inline code, no other origin, no frames and no HTML made from strings.
+The page. The page is one HTML document; its scripts and styles are separate files. All are served
+without a token. Like any other client, the page calls the REST routes with the operator's token.
+The content security policy allows no inline code, no other origin, no frames and no HTML made from
+strings.
 """
 
 import asyncio
@@ -70,7 +71,7 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
 def shared_readiness(
     parts: Coordinator, data_dir: Path
 ) -> monitoring.VersionedCache[models.Readiness]:
-    """Returns a cache for `readyz`. Anybody may ask, so it computes at most one answer a second."""
+    """Returns a cache for `readyz`: anybody may ask, so at most one answer a second is computed."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(
@@ -102,7 +103,7 @@ async def _status(check: Awaitable[None]) -> str:
 
 
 def _check_keys(parts: Coordinator) -> None:
-    """Raises LocalError unless the analyzer has the keys that open every unsettled batch."""
+    """Raises LocalError if no key is active, or if a key that opens batches is missing."""
     parts.keys.check()
     for data in parts.store.unsettled_descriptors():
         parts.exchange.analyzer.check_key(parse(data))

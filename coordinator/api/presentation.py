@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=models.Answer)
 
 
 def _model(kind: type[Model], *records: object, **values: object) -> Model:
-    """Builds a model. Fields not in ``values`` are read from the first record that has them."""
+    """Builds a model. Reads fields that ``values`` lacks from the first record that has them."""
     for name in kind.model_fields.keys() - values.keys():
         for record in records:
             if hasattr(record, name):
@@ -35,8 +35,8 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
     """Presents a run and its progress.
 
-    ``trouble`` says why the run's driver cannot go on. It is None if the driver can go on, or if
-    the driver is not in this replica.
+    ``trouble`` says why the run's driver cannot go on. ``trouble`` is None if the driver can go on,
+    or if the driver is not in this replica.
     """
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
@@ -181,8 +181,8 @@ def _balanced(
 ) -> bool | None:
     """Returns whether both services' numbers add up and agree.
 
-    Without the shuffler's ``record``, returns False if the coordinator's numbers do not add up,
-    else None.
+    If the shuffler's ``record`` is missing, returns None, or False if the coordinator's numbers do
+    not add up.
     """
     if spend is not None and spend.opened + spend.failed != expected:
         return False

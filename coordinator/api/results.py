@@ -88,7 +88,7 @@ async def download_conservation(run_id: str, store: StorePart, shuffler: Shuffle
 async def shuffler_records(
     shuffler: ShufflerClient, rows: Sequence[DeploymentRecord]
 ) -> list[presentation.ShufflerRecord]:
-    """Asks the shuffler for its record of each deployment. An error stands for a missing record."""
+    """Asks the shuffler for its record of each deployment; an error replaces a missing record."""
     room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def record(batch_id: str) -> presentation.ShufflerRecord:
@@ -104,7 +104,7 @@ async def shuffler_records(
 def _download(
     run_id: str, name: str, rows: list[dict[str, Any]], columns: Sequence[str] = ()
 ) -> Response:
-    """Returns rows as a CSV file. Without rows, its header is ``columns``."""
+    """Returns rows as a CSV file. If there are no rows, the header is ``columns``."""
     headers = {"Content-Disposition": f'attachment; filename="{run_id[:8]}-{name}.csv"'}
     return Response(csv_text(rows, columns), media_type="text/csv", headers=headers)
 

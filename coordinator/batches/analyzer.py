@@ -1,13 +1,14 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
 Opening one message takes about 80 microseconds of elliptic-curve work that holds the interpreter
-lock. So worker processes get chunks of 1,000 to 20,000 messages, and return histograms. For every
-batch of n reports of L messages, the analyzer checks that opened + failed = n L.
+lock. Therefore processes do this work, not threads. Each gets chunks of 1,000 to 20,000 messages,
+and returns histograms. For every batch of n reports of L messages, the analyzer checks that opened
++ failed = n L.
 
 Only sums and the positions of failed messages leave this module. The positions are for the
 shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
-says nothing about a sender. Nothing else may show whether a particular message failed. Otherwise
-somebody could change a ciphertext and learn whether it still opens.
+says nothing about a sender. Apart from the positions, nothing may show whether a particular message
+failed: somebody who changes a ciphertext must not learn whether it still opens.
 """
 
 import asyncio
@@ -76,9 +77,9 @@ class Analyzer:
     async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
-        Raises RemoteError ``wrong-size`` unless ``messages`` has the batch's ``release_bytes``,
-        and LocalError ``unavailable`` if this coordinator lacks the batch's key or the worker
-        processes died.
+        Raises RemoteError ``wrong-size`` if ``messages`` has not as many bytes as the batch's
+        ``release_bytes``. Raises LocalError ``unavailable`` if the worker processes died, or as
+        `check_key` does.
         """
         private = self.check_key(context)
         _check_size(context, messages.data)
@@ -105,8 +106,8 @@ class Analyzer:
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
 
-        Raises LocalError ``unavailable`` if this coordinator lacks the key. This error does not end
-        the run, because a restart with the right folder of keys repairs it.
+        Raises LocalError ``unavailable`` if this coordinator lacks the key. The error does not end
+        the run, because the operator can restart the coordinator with the right folder of keys.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -126,7 +127,8 @@ class Analyzer:
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
         """Opens a batch of sums: subtracts all masks from the sum of the masked vectors.
 
-        Every such report opens. Worker processes get the reports' keys and return sums of masks.
+        A masked vector cannot fail to open. Worker processes get the reports' keys and return sums
+        of masks.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
@@ -152,11 +154,12 @@ class Analyzer:
     async def _map_chunks(
         self, work: Callable[[bytes], T], data: memoryview, size: int
     ) -> list[tuple[int, T]]:
-        """Applies ``work`` in processes to chunks of ``data``: messages or keys of ``size`` bytes.
+        """Applies ``work`` in processes to chunks of ``data``, which has items of ``size`` bytes.
 
-        Returns, for each chunk, the position of its first message or key, and its result.
+        An item is a message or a key. Returns, for each chunk, its first item's position and its
+        result.
         """
-        # Limited, so that chunks of other runs get a turn between those of a large batch.
+        # Few chunks wait for the pool at a time, so other runs get a turn during a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
 
         async def apply(span: slice) -> tuple[int, T]:
@@ -184,7 +187,7 @@ def open_messages(
 
 
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
-    """Returns the histogram that may leave the analyzer: with added noise if trust is ``central``.
+    """Returns the histogram that may leave the analyzer. With trust ``central``, adds the noise.
 
     Noise comes from the system's CSPRNG or, in a seeded batch, from its test seed.
     """

@@ -1,40 +1,43 @@
 """Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
 Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits that are 1 at
-(h, x, a) in a batch of n episodes of a mixture pi. So the sum of R over all (h, x, a), divided by
-n, is an unbiased estimate of V^pi, whatever the environment's dynamics. Its error has two parts.
-Each part has a bound that holds with probability 1 - delta / 2:
+(h, x, a) in a batch of n episodes of a mixture pi. The estimate of the value V^pi is the sum of R
+over all (h, x, a), divided by n. The estimate is unbiased, whatever the environment's dynamics. Its
+error has two parts. Each part has a bound that holds with probability 1 - delta / 2:
 
-- sampling: a return lies in [0, H], so Hoeffding's bound is H sqrt(log(4 / delta) / (2 n));
-- noise: the entries of R have independent noise, whose variances sum to V. Each noise is a sum of
-  centred terms of size at most b. So with l = log(4 / delta), Bernstein's bound is
+- sampling: an episode's return lies in [0, H], so Hoeffding's bound is
+  H sqrt(log(4 / delta) / (2 n));
+- noise: the noise of each entry of R is independent, and a sum of centred terms of size at most b.
+  The variances of all entries sum to V. With l = log(4 / delta), Bernstein's bound is
   (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n.
 
 The estimate is clipped to [0, H]. V^pi lies in this interval, so clipping only brings the estimate
 nearer to V^pi. All of this holds for honest reports. A dishonest report of L messages can change a
-counter by up to L; in a batch of sums, it can change a counter by any number.
+counter by up to L. With the aggregation `sums`, a dishonest report can change a counter by any
+number.
 
 Poisoning. True counts of n episodes satisfy certain equations. Noise makes private counts deviate
 from these equations a little; lies (false reports) make them deviate more. `check` computes the
 deviation from each equation:
 
-- flow: every step's transitions sum to n, and arrivals in a state at step h equal its visits at
-  step h + 1. For each cell (h, x, a, x'), the test takes the part of the count that breaks these
-  equations (`postprocess.imbalance`). No other linear test of these equations finds a lie on one
-  cell better;
+- flow: every step's transitions sum to n, and arrivals in a state at step h equal the state's
+  visits at step h + 1. For each cell (h, x, a, x'), the test takes the part of the count that
+  breaks these equations (`postprocess.imbalance`). No other linear test of these equations finds a
+  lie on one cell better;
 - total: all transitions of a batch sum to n times the number of counted steps. Reports without data
   make this sum smaller;
 - start: the states at step 0 are n draws from the declared start distribution;
-- visits: if visits have counters of their own, they equal the transitions' sums over x';
+- visits: if the visits of (x, a) have a counter, it equals the sum of (x, a)'s transitions over x';
 - negative: no transition count is below zero;
 - rewards: 0 <= R(x, a) <= N(x, a), where N(x, a) are the visits.
 
 Let a deviation have variance V and be a sum of terms of size at most b. By Bernstein's inequality,
-it exceeds r in size with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), whoever the users
-are. A union bound over all tests of the batch gives `CountCheck.chance`. This bound needs only the
-noise's variance and largest term. So it holds for every environment that has the declared start
-distribution, every choice of families, one layer or all, and every trust model. The tests do not
-find lies that form whole episodes, or lies smaller than the noise (docs/security.md gives numbers).
+the deviation's size exceeds r with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), whoever the
+users are. `CountCheck.chance` is the union bound over all tests of the batch. The union bound needs
+only the noise's variance and largest term. Therefore it holds for every environment with the
+declared start distribution, for every choice of families and layers, and for every trust model. The
+tests do not find lies that form whole episodes, or lies smaller than the noise (docs/security.md
+gives numbers).
 """
 
 import math
@@ -50,19 +53,19 @@ from riffle.coordinator.learning.learner import BatchCounts, FloatArray, batch_c
 from riffle.coordinator.learning.postprocess import imbalance, leverage
 
 FALSE_ALARM = 1e-5
-"""A batch with a smaller ``chance`` is marked suspicious. Of honest batches, at most this share is
-marked."""
-TINY = 1e-12  # added to variances: without noise, as in simulations, they may be 0
+"""A batch with a smaller ``chance`` is marked suspicious. A batch of honest reports is marked with
+at most this probability."""
+TINY = 1e-12  # added to variances, which are 0 if there is no noise (simulations)
 
 
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
 
-    This is the last step of the analyzer in `common.mechanism.workflow`. It drops the dummies and
-    subtracts the noise's mean. Families without counters are computed from those with counters
+    Drops the dummies and subtracts the noise's mean: the analyzer's last step in
+    `common.mechanism.workflow`. Computes families without counters from the families with counters
     (`coordinator.learning.learner`).
 
-    Raises ValueError unless the histogram has one entry more than the batch has counters.
+    Raises ValueError if the histogram has not C + 1 entries, where C is the number of counters.
     """
     layout, noise, n = descriptor.layout, descriptor.batch_noise, descriptor.n
     if histogram.shape != (layout.counters + 1,):
@@ -107,8 +110,8 @@ def value_estimate(counts: BatchCounts, delta: float) -> ValueEstimate | None:
 class CountCheck:
     """The test that a batch's counts fail worst.
 
-    ``deviation`` says by how many standard deviations. ``chance`` bounds the probability that
-    honest reports deviate this far in at least one test.
+    ``deviation`` says by how many standard deviations they fail. ``chance`` bounds the probability
+    that honest reports deviate this far in at least one test.
     """
 
     test: str
@@ -128,8 +131,8 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
     """Tests a batch's counts for lies, as the module's docstring explains.
 
-    ``d1`` (X,) is the declared start distribution. Up to ``without_data`` reports may hold noise
-    alone; the part of a deviation that such reports explain does not count.
+    ``d1`` (X,) is the declared start distribution. Assumes that up to ``without_data`` reports hold
+    only noise. The part of a deviation that such reports explain does not count.
     """
     tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0
@@ -145,7 +148,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
 
 
 def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
-    """Subtracts from each deviation the part of ``effect`` that leaves the smallest rest."""
+    """Subtracts that part of ``effect``, from none to all, that brings a deviation nearest to 0."""
     return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
 
 
@@ -170,7 +173,7 @@ def _tests(counts: BatchCounts, d1: FloatArray, without_data: int) -> Iterator[_
         surplus = c.sum(axis=-1) - counts.visits
         yield "visits", surplus, v.sum(axis=-1) + counts.visit_variance, term
     if counts.rewards is not None:
-        joint = layout.families == "joint"  # if so, R is a part of N; else R has its own noise
+        joint = layout.families == "joint"  # if so, R is a part of N; if not, R has its own noise
         spread = counts.visit_variance + (-1 if joint else 1) * counts.reward_variance
         yield "rewards", np.maximum(counts.rewards - counts.visits, 0), spread, term
         yield "rewards", np.minimum(counts.rewards, 0), counts.reward_variance, term

@@ -1,11 +1,11 @@
 """Makes a batch from a learner's deployment: its noise, its padding and its descriptor.
 
 `common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
-``shuffle``, each user adds b Bernoulli bits to each counter, and the honest users add at least
-honest_reports(n, gamma) * b of these bits. With ``local`` and ``central``, the calibration does not
-depend on n. A user is in one batch of one run (with epochs: in one batch an epoch), so every batch
-may spend the whole budget. Within an epoch, a run's spend is the largest of its batches' spends,
-not their sum.
+``shuffle``, each user adds b Bernoulli bits to each counter. At least honest_reports(n, gamma)
+users are honest, so a counter has at least this number times b honest bits. With ``local`` and
+``central``, the calibration does not depend on n. A user is in one batch of one run (with epochs:
+in one batch an epoch), so every batch may spend the whole budget. Within an epoch, a run's spend is
+the largest of its batches' spends, not their sum.
 """
 
 import math
@@ -150,7 +150,7 @@ class Issuer:
     def issue(
         self, run_id: str, spec: RunSpec, deployment: Deployment, *, index: int, step: int
     ) -> Issue:
-        """Returns the batch of ``deployment``. It expires after `RunSpec.batch_seconds` at most.
+        """Returns the batch of ``deployment``, which expires after at most `RunSpec.batch_seconds`.
 
         Raises RemoteError as `check` does, and ``invalid-spec`` if no descriptor can hold the
         batch.

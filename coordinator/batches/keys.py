@@ -1,10 +1,10 @@
 """The analyzer's keys, in one folder; `coordinator.states` defines their states.
 
-``keys.json`` holds ids, public halves and states. It is replaced as a whole, so every change is
+``keys.json`` holds ids, public halves and states. Every change replaces the whole file, and so is
 atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
-before this file is erased. If a crash comes in between, a later call erases the file. A key that is
-recorded as erased is never used. Replicas share the folder. They change it under a lock, and read
-``keys.json`` again after another replica has replaced it.
+in ``keys.json`` before ``<id>.key`` is erased. If a crash comes in between, a later call erases the
+file. A key that is recorded as erased is never used. Replicas share the folder. A replica changes
+the folder under a lock, and reads ``keys.json`` again after another replica has replaced this file.
 """
 
 import fcntl
@@ -92,7 +92,7 @@ class KeyRing:
         raise LocalError("unavailable", "no analyzer key is active")
 
     def private(self, public: str) -> bytes | None:
-        """Returns a public key's private half, or None if it is missing or may not open batches.
+        """Returns a public key's private half, or None if it is missing or the key may not be used.
 
         Raises LocalError if the storage key does not decrypt the private half.
         """
@@ -105,7 +105,7 @@ class KeyRing:
         return self._privates.get(public)
 
     def make(self) -> KeyRecord:
-        """Returns the pending key; makes one if there is none. So a retry makes no second key."""
+        """Returns the pending key; makes one if there is none. A retry thus makes no second key."""
         with self._lock():
             records = self.records()
             pending = [record for record in records if record.state == "pending"]
@@ -140,10 +140,10 @@ class KeyRing:
         return self._moved(record, "expire") if record.state == "active" else record
 
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
-        """Erases expired keys, and their files, unless ``in_use`` returns their public half.
+        """Erases expired keys, with their files, except the public keys that ``in_use`` returns.
 
-        ``in_use`` is called after the expired keys are read. In the other order, a key could expire
-        in between, and ``in_use`` might miss a batch that is sealed to it.
+        ``in_use`` is called after the expired keys are read. Keys that expire after this read are
+        kept, because ``in_use`` may have missed a batch that is sealed to them.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired

@@ -2,15 +2,15 @@
 
 The unit of privacy is one user. A user is in only one batch of all runs (with epochs: in one batch
 an epoch), because the shuffler refuses a second report. Neighbouring data differ in one user's
-episode. Batches have disjoint users, even when later batches depend on earlier ones. So spends
-compose in parallel: a run's epsilon is the largest of its batches' epsilons
+episode. Batches have disjoint users, even when later batches depend on earlier ones. Therefore
+spends compose in parallel: a run's epsilon is the largest of its batches' epsilons
 (`common.accounting.run_guarantee`). Over epochs, spends compose sequentially (`composed`).
 
 The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
-report has L messages. So if f messages do not open, at least ceil(f / L) reports are dishonest, and
-nobody can rely on their noise. The descriptor's promise allows floor(gamma n) such reports. If
-there are more, the ledger records the weaker guarantee that the other reports give, and the counts
-are not used.
+report has L messages. If f messages do not open, at least ceil(f / L) reports are dishonest, and
+nobody can rely on their noise. The descriptor's promise allows floor(gamma n) dishonest reports. If
+more reports are dishonest, the ledger records the weaker guarantee that the remaining reports give,
+and the counts are not used.
 """
 
 import math
@@ -47,7 +47,7 @@ def spent(descriptor: BatchDescriptor, failed: int) -> Spend:
 
 
 def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
-    """Returns ceil(f / L), the fewest reports that can hold f messages that do not open."""
+    """Returns ceil(``failed`` / L), the fewest reports that can hold this number of messages."""
     return -(-failed // descriptor.padding.messages)
 
 

@@ -2,9 +2,9 @@
 
 Every answer becomes a value or an error here. A RemoteError is the shuffler's own refusal, with its
 slug (`common.protocol.errors.read_refusal`). Every other failure may be temporary and is a
-LocalError ``unavailable``: there is no connection, the answer is not the shuffler's or does not fit
-the call, or the shuffler does not know a token or key yet. The client reads answers up to a bound,
-and refuses compressed answers.
+LocalError ``unavailable``. For example, there is no connection, a proxy answers, or the shuffler
+does not know a token or key yet. The client reads answers up to a bound, and refuses compressed
+answers.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler, whose clock was ``skew`` seconds ahead at the shuffler's last answer."""
+    """Calls the shuffler. At its last answer, its clock was ``skew`` seconds ahead of ours."""
 
     skew: float | None = None
 
@@ -111,7 +111,7 @@ class ShufflerClient:
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """Returns a sealed batch's messages, ``size`` bytes: the same bytes until acknowledged.
+        """Returns a sealed batch's messages, ``size`` bytes; repeated calls return the same bytes.
 
         Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """

@@ -15,6 +15,6 @@
 - counted or rejected: ``exchange.acknowledge``, then ``store.record_acknowledgement``.
 
 Failures: ``batches/shuffler_client.py`` turns every answer of the shuffler into a value or an
-error, ``exchange.py`` says which errors mean that a batch is gone, and ``Driver._attempt`` decides
+error. ``exchange.py`` says which errors mean that a batch is gone. ``Driver._attempt`` decides
 whether to issue the deployment again, to try the step later, or to fail the run.
 """

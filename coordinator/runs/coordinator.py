@@ -33,12 +33,12 @@ RENEWALS = 3
 
 @dataclass
 class Drivers:
-    """This replica's drivers, by run. Takes leases of runs that nobody drives, and renews them.
+    """This replica's drivers, one for each run that it drives. Takes and renews leases of runs.
 
-    A replica that stops normally releases its leases. If a replica is killed, its leases last until
-    they expire. Then the first other replica that looks takes over the runs. ``make_driver`` makes
-    the driver for a lease. Its second argument is the learner that has just planned the run's first
-    deployment, or None if the learner must be rebuilt.
+    A replica that stops normally releases its leases. If a replica is killed, its leases expire
+    after a while, and another replica takes over the runs. ``make_driver`` makes the driver for a
+    lease. The second argument of ``make_driver`` is the learner that has just planned the run's
+    first deployment, or None if the learner must be rebuilt.
     """
 
     store: Store
@@ -87,7 +87,7 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Restarts a run's driver, to end its long poll, after another replica stopped the run."""
+        """Restarts the driver of a run that another replica has stopped, to end a long poll."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
@@ -168,7 +168,7 @@ class Coordinator:
         )
 
     async def start(self) -> None:
-        """Resumes every run, unless another replica drives it."""
+        """Resumes all runs that no other replica drives."""
         await in_thread(self.keys.erase_unused, self.store.keys_in_use)
         for work in (self.store.listen(self._notified), self._abandon_unknown()):
             self._tasks.append(asyncio.create_task(work))
@@ -287,11 +287,11 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons the shuffler's open batches that this store lacks because it is an older copy.
+        """Abandons open batches of the shuffler that this store, an older copy, does not know.
 
-        Nobody would count them, so no user should spend a report on them. The shuffler's list is
-        read before the store. Every replica stores a batch before it deposits the batch, so a batch
-        of the list can be missing only from an older copy.
+        Nobody would count these batches, so no user should spend a report on them. The shuffler's
+        list is read before the store. Every replica stores a batch before it deposits the batch, so
+        only an older copy of the store can lack a batch of the list.
         """
         while True:
             try:

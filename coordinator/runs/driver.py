@@ -1,13 +1,13 @@
 """Carries out one run: for each batch, deposit, wait, fetch, open, settle, acknowledge.
 
-A driver holds no state that must survive a crash. It changes something only while it has the run's
-lease (`coordinator.store.transactions`). Each turn reads the run's first unfinished deployment from
-the store and does the one step that the deployment's state needs; `coordinator.runs` lists the
-steps. Every step may be repeated, so a crash costs at most one step.
+A driver holds no state that must survive a crash. A driver changes something only while it has the
+run's lease (`coordinator.store.transactions`). Each turn reads the run's first unfinished
+deployment from the store and does the one step that the deployment needs. `coordinator.runs` lists
+the steps. Every step may be repeated, so a crash costs at most one step.
 
 If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
-pauses. Once a run has been stopped or has failed, its driver abandons the run's batch unless the
-batch is sealed. The driver still settles a sealed batch, because its users have already reported.
+pauses. If a run was stopped or has failed, its driver abandons a batch that is not sealed. The
+driver still settles a sealed batch, because its users have already reported.
 
 The shuffler shows a coordinator an open batch's state, the batch's fill in tenths of n, and why
 nodes decline the batch. Once the batch is over, the shuffler also shows an upper bound on the
@@ -152,7 +152,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Waits for the next try if the error may pass or the run is over; else fails the run."""
+        """If the error may pass or the run is over, waits for the next try. Else, fails the run."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -265,8 +265,8 @@ class Driver:
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
         """Returns the batch's counts with their noise.
 
-        If the coordinator draws the noise, it commits the noisy counts before anything else sees
-        them. From then on it uses only the committed counts (see `Store.release`).
+        With trust ``central``, the coordinator draws the noise and commits the noisy counts before
+        anything else sees them. Afterwards it uses only the committed counts (see `Store.release`).
         """
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
@@ -304,7 +304,7 @@ class Driver:
             self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change after which a batch no longer needs its key. Then erases unused keys."""
+        """Commits a change after which a batch does not need its key, and erases unused keys."""
         change(*args, **kwargs)
         self.keys.erase_unused(self.store.keys_in_use)
 

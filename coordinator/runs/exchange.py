@@ -1,7 +1,7 @@
 """The exchange with the shuffler about one batch: deposit, wait, fetch and open, acknowledge.
 
-This module interprets the shuffler's refusals that concern one batch. It passes other errors to the
-driver. Every step may be repeated.
+This module interprets the shuffler's refusals that concern one batch, and passes other errors to
+the driver. Every step may be repeated.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from riffle.coordinator.metrics import JOURNAL
 from riffle.coordinator.store.records import DeploymentRecord
 
 STATUS_SECONDS = 10.0
-"""The longest wait for a status. It lets a run show its batch's trouble within half a minute."""
+"""The longest wait for a status: short enough to show a batch's trouble within half a minute."""
 EXPIRY_MARGIN_SECONDS = 2.0
 LEAST_POLL_SECONDS = 0.05
 EXPIRED = "expired before it was full"
@@ -30,7 +30,7 @@ Timings = MutableMapping[str, float]
 
 
 class BatchGoneError(Exception):
-    """Raised if a batch will never be counted. ``episodes`` were executed for it."""
+    """Raised if a batch will never be counted. ``episodes``: the number executed for the batch."""
 
     def __init__(self, reason: str, episodes: int) -> None:
         super().__init__(reason)
@@ -56,11 +56,12 @@ class BatchExchange:
     clock: Callable[[], float]
 
     async def deposit(self, row: DeploymentRecord) -> None:
-        """Deposits the stored descriptor. The same bytes always get the same answer.
+        """Deposits the stored descriptor. A repeated deposit gets the same answer.
 
         Raises BatchGoneError if the batch expired, or if its key was erased before anybody saw the
-        batch. Raises LocalError ``unavailable`` if the batch is late only by the shuffler's clock:
-        every reissue would be late, too, and soon no reissue would be left.
+        batch. Raises LocalError ``unavailable`` if the batch has expired by the shuffler's clock
+        but not by ours. The deployment is not issued again then, because every reissue would be
+        late, too.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -82,12 +83,14 @@ class BatchExchange:
             ) from error
 
     async def wait_until_full(self, row: DeploymentRecord) -> BatchStatus:
-        """Waits for the last report, for one long poll at most; returns the status.
+        """Waits until the batch is full, for one long poll at most; returns the batch's status.
 
-        Abandons an expired batch unless it is full. The next call tells what became of the batch.
+        If the batch has expired and is not full, abandons the batch. The next call tells what
+        became of the batch.
 
         Raises BatchGoneError if the batch was abandoned or is lost. Raises LocalError
-        ``wrong-state`` if the batch is acknowledged or erased at the shuffler: the store is old.
+        ``wrong-state`` if the batch is acknowledged or erased at the shuffler: then this store is
+        an older copy.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -172,7 +175,7 @@ class BatchExchange:
             raise
 
     async def _abandon(self, row: DeploymentRecord) -> None:
-        """Gives up a batch that is not full; the shuffler keeps a full one."""
+        """Gives up a batch that is not full; the shuffler keeps a full batch."""
         try:
             await self.shuffler.abandon(row.batch_id)
         except RemoteError as error:

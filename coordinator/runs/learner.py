@@ -1,8 +1,8 @@
 """The learner of a run: its replay, the counts that it observes, and the run's next step.
 
-A learner is deterministic (`coordinator.learning.learner`). So if a learner is lost, a fresh
-learner that observes the stored private counts in order reaches the same state (replay). On the
-way, the fresh learner must ask for every stored deployment; otherwise the run must not go on.
+A learner is deterministic (`coordinator.learning.learner`). If a learner is lost, a fresh learner
+observes the stored private counts in order, and so reaches the same state (replay). During the
+replay, the fresh learner must ask for every stored deployment; otherwise the run must not go on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,13 @@ class RunLearner:
         """Adds the learner's results and the run's next step to a batch's settlement.
 
         Adds nothing once the run is over. If more reports were dishonest than promised, the counts
-        are not used and the deployment is issued again. Other counts are checked for lies.
-        Suspicious counts of messages are marked for the operator, but the learner still uses them:
-        otherwise one liar could stop every run and use up the run's users. Suspicious sums may be
-        the work of one dishonest report, which can set every counter to any value. So the learner
-        uses them only if they pass the check when d reports are assumed to be without data, where
-        d is the number of dishonest reports that the guarantee allows.
+        are not used and the deployment is issued again. Other counts are checked for lies. With the
+        aggregation `messages`, suspicious counts are marked for the operator, but the learner still
+        uses them. Otherwise, one liar could stop every run and use up the run's users. With the
+        aggregation `sums`, one dishonest report can set every counter to any value. The guarantee
+        allows d dishonest reports. So suspicious sums are checked again, and this time up to d
+        reports may hold only noise and no episode. The learner uses the sums only if they pass this
+        second check.
         """
         if run.state != "running":
             return settlement

@@ -1,6 +1,6 @@
 """Events of a run, which clients can follow, and the signals that wake these followers.
 
-A run's events are numbered 1, 2, ... Each is written in the transaction of the change that it
+A run's events are numbered 1, 2, ... Each event is written in the transaction of the change that it
 reports. A stream sends the events after ``Last-Event-ID`` and waits for more until the run is over.
 """
 
@@ -24,7 +24,7 @@ LAST = ("run_finished", "run_failed", "run_stopped")
 Event = tuple[EventKind, dict[str, Any]]
 
 STOPPED = "stopped "
-"""A notification that a run was stopped is this text and the run's id; others are the id alone."""
+"""A notification is a run's id. If the run was stopped, this text precedes the id."""
 
 SHARED_RECHECK_SECONDS = 5.0
 """Seconds until waiters read a shared store again, because a notification may be lost."""
@@ -35,9 +35,9 @@ ALONE_RECHECK_SECONDS = 30.0
 class ChangeSignals:
     """Wakes the waiters in this process when a run changes.
 
-    A waiter takes a signal *before* it reads the store, then waits on the signal. So it misses no
-    change in between. In any case it reads again after ``recheck_seconds``. ``closed`` means that
-    the service is stopping.
+    A waiter takes a signal *before* it reads the store, and then waits on the signal. The waiter
+    thus misses no change after the read. In any case, it reads again after ``recheck_seconds``.
+    ``closed`` means that the service is stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:

@@ -160,9 +160,9 @@ class Queries:
     def keys_in_use(self) -> set[str]:
         """Returns the analyzer's public keys of all batches that still need a step.
 
-        An expired key that is not among them will never be needed again: a batch is only issued
-        under the write lock, after a check that the batch's key is active. This read takes the same
-        lock, so it sees every batch that was issued while an expired key was still active.
+        A batch is issued under the write lock, and only if the batch's key is active. This read
+        takes the same lock, so it sees every batch that was issued while an expired key was still
+        active. An expired key that is not returned will never be needed again.
         """
         with self._writer.begin() as connection:
             descriptors = list(connection.execute(KEYS_IN_USE).scalars())
@@ -199,7 +199,7 @@ class Queries:
         return [{"deployment": r._mapping["index"], **json.loads(r.result)} for r in rows]
 
     def events(self, run_id: str, after: int = 0) -> list[EventRecord]:
-        """Returns the events of a run whose numbers are above ``after``."""
+        """Returns a run's events from number ``after`` + 1 on."""
         rows = self._rows(EVENTS, run_id=run_id, after=after)
         return [EventRecord(r.id, r.kind, r.at, json.loads(r.data)) for r in rows]
 

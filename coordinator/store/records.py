@@ -34,7 +34,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class RunLease:
-    """The right to drive a run. It is lost once the store has another fence for the run."""
+    """The right to drive a run. The lease is lost once the store has another fence for the run."""
 
     run_id: str
     fence: int
@@ -69,8 +69,8 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named`` has positions of failed messages. It is empty before the batch is settled, and after
-    it is acknowledged.
+    ``named`` has positions of failed messages from the batch's settlement until its
+    acknowledgement. Before and afterwards, ``named`` is empty.
     """
 
     run_id: str
@@ -175,7 +175,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """The event: ``count`` if the counts may be used, else ``reject``."""
+        """The event: ``count`` if the counts may be used, ``reject`` otherwise."""
         return "count" if self.spend.within_promise else "reject"
 
 

@@ -3,10 +3,10 @@
 Validate first, then change: a method checks states (`coordinator.states`), budget and conflicts
 inside its transaction and raises before it writes. Methods block; callers run them in threads.
 
-Run leases. One replica at a time drives a run. A lease is a row with its holder, the time until
-which it is held, and a fence: a number that grows by one whenever a holder takes the run. Every
-transaction of a driver first checks the fence. Suppose that a pause or a cut network holds a driver
-up until another driver has taken the run. Then the late driver can change nothing any more. Its
+Run leases. Only one replica at a time drives a run. A lease is a row with its holder, the time when
+it ends, and a fence. The fence is a number that grows by one whenever a holder takes the run. Every
+transaction of a driver first checks the fence. If a pause or a cut network delays a driver until
+another driver has taken the run, the late driver can no longer change the store. The late driver's
 calls to the shuffler may still arrive, but a repeated call does no harm. If replicas' clocks differ
 by more than a lease lasts, runs move between replicas needlessly. Safety does not depend on clocks.
 """
@@ -61,7 +61,7 @@ class Store(queries.Queries):
         await listen(self._engine, on_change)
 
     def check(self) -> None:
-        """Raises LocalError ``unavailable`` unless the database can be written."""
+        """Raises LocalError ``unavailable`` if the database cannot be written."""
         try:
             with self._for_good():
                 pass
@@ -187,11 +187,12 @@ class Store(queries.Queries):
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
-        The privacy of trust ``central`` depends on this order: noise is drawn, the noisy counts are
-        committed here, and only then do the learner, the log or others see them. Two draws on the
-        same counts would spend epsilon twice, so only the first committed draw is ever used. A
-        crash before the commit loses a draw that nobody has seen. After a later crash, the same
-        draw is read again. If two replicas count the same batch, both use the first draw.
+        The privacy of trust ``central`` depends on the order. The analyzer draws the noise, and
+        this method commits the noisy counts. Only then does anything else, such as the learner or
+        the log, see the noisy counts. Two draws on the same counts would spend epsilon twice, so
+        only the first committed draw is ever used. A crash before the commit loses a draw that
+        nobody has seen. After a later crash, the same draw is read again. If two replicas count the
+        same batch, both use the first draw.
         """
         with self._driving(lease) as connection:
             first = queries.read_released(connection, lease.run_id, index)
@@ -249,7 +250,7 @@ class Store(queries.Queries):
 
     @contextmanager
     def _driving(self, lease: RunLease) -> Iterator[Connection]:
-        """Opens a transaction of a run's driver. Nobody else can take the run before the commit.
+        """Opens a transaction of a run's driver. Until the commit, nobody else can take the run.
 
         Raises LeaseLostError if another replica drives the run.
         """
