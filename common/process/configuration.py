@@ -1,7 +1,7 @@
 """Settings of a role: environment variables with the role's prefix, checked before the role starts.
 
 The file named by ``..._SETTINGS_FILE`` may hold settings too, one ``NAME=value`` per line (dotenv).
-The environment takes precedence over the file. Relative paths in it start at the file's folder.
+The environment takes precedence over the file. Relative paths in the file start at its folder.
 """
 
 import difflib
@@ -75,9 +75,9 @@ class RoleSettings(BaseSettings):
     def load(cls, settings_file: Path | None = None, **given: Any) -> Self:  # noqa: ANN401
         """Returns the settings of the environment and of the settings file.
 
-        The file is ``settings_file`` or the one that the variable SETTINGS_FILE names. ``given``
-        replaces single settings. Raises LocalError ``invalid-spec``, which names the wrong variable
-        or line.
+        The file is ``settings_file`` or, by default, the file that the variable SETTINGS_FILE
+        names. ``given`` replaces single settings. Raises LocalError ``invalid-spec``, which names
+        the wrong variable or line.
         """
         prefix = cls.prefix()
         # Names of settings are not case-sensitive.
@@ -102,7 +102,7 @@ class RoleSettings(BaseSettings):
 
 
 class DemandSettings(RoleSettings):
-    """Demands on every batch. Both a node's owner and a shuffler's operator set them."""
+    """Demands on every batch, which both a node's owner and a shuffler's operator set."""
 
     coordinator_key: str | None = Field(
         default=None, description="coordinator's Ed25519 public key, hex"

@@ -82,7 +82,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify`` for the CA in ``ca_file``, or for the usual CAs if that is None.
+    """Returns httpx's ``verify`` for the CA in ``ca_file`` or, if it is None, for the usual CAs.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
@@ -186,8 +186,8 @@ TransportT = TypeVar("TransportT")
 class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
-    With ``spread``, the replicas take turns at being tried first. Otherwise, every request starts
-    at the first usable replica.
+    With ``spread``, the replicas take turns at being tried first. Without ``spread``, every request
+    starts at the first usable replica.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class _Replicas(Generic[TransportT]):
         self._clock = clock
 
     def _order(self) -> list[int]:
-        """Returns the numbers of all addresses; those to avoid come last."""
+        """Returns the numbers of all addresses; addresses to avoid come last."""
         first = 0 if self._turns is None else next(self._turns)
         turn = [(first + i) % len(self._urls) for i in range(len(self._urls))]
         return sorted(turn, key=lambda i: self._avoid_until[i] > self._clock())

@@ -2,16 +2,17 @@
 
 The database holds a number, too. A transaction that must not be forgotten raises this number. After
 the commit, and before anybody relies on the transaction, the number is written into a folder
-outside the database. So if a database's number is below the folder's, somebody emptied the database
-or replaced it by an older copy. Then the database lacks something that somebody relies on.
+outside the database. If the database's number is below the folder's number, somebody emptied the
+database or replaced it by an older copy. Such a database lacks something that somebody relies on.
 
 This order of commit and write makes crashes harmless: the folder never has a number that is not yet
 durable in the database. If a process is killed between commit and write, the database is ahead of
 the folder. The next start accepts this database and updates the folder.
 
-The folder holds each number as the name of an empty file, and the highest number counts. So several
-processes may share the folder without a lock. If a process has a folder of its own, this folder
-misses only what other processes changed since this one last started or raised the number.
+The folder holds each number as the name of an empty file, and the highest number counts. Several
+processes may therefore share the folder without a lock. If a process has a folder of its own, this
+folder misses only what other processes changed since this process last started or raised the
+number.
 """
 
 import os

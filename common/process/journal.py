@@ -29,14 +29,14 @@ _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 
 
 class Event(dict[str, Value]):
-    """One line's event: its name and its fields, without time, level and service."""
+    """The event of one line: its name and its fields, without time, level and service."""
 
     def __str__(self) -> str:
         return json.dumps(self)
 
 
 class Journal:
-    """One role's log: events with fields of ``allowed``, under the logger ``riffle.<role>``."""
+    """The log ``riffle.<role>`` of one role. Its events may have the fields ``allowed``."""
 
     def __init__(self, role: str, *allowed: str) -> None:
         self.role = role

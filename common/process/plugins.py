@@ -1,8 +1,9 @@
 """Loads external code, from a Python file or by an entry point of a package.
 
-A file is named as ``path/to/file.py:name``. Its code runs with the rights of this process, so
-references to files come from a command line or from a process's own settings, never from a request.
-The names that a request may contain (`coordinator.specs.LearnerName`) cannot refer to a file.
+A reference to a file is ``path/to/file.py:name``. The file's code runs with the rights of this
+process. Therefore references to files come from a command line or from a process's own settings,
+never from a request. The names that a request may contain (`coordinator.specs.LearnerName`) cannot
+refer to a file.
 """
 
 import difflib
@@ -103,10 +104,10 @@ def takes_any_name(constructor: Constructor) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Describes an error in external code in one line: its type, text, file and line.
 
-    ``file`` is the external code's file, where its author looks for a mistake. So the innermost
-    line of the traceback in this file is named. If there is none, the innermost line of all is
-    named. Call `describe_error` in the function that called the external code: the frame of that
-    function is left out.
+    ``file`` is the external code's file, where its author looks for a mistake. The line is the
+    innermost line of the traceback in this file. If the traceback has no line in this file, the
+    line is the innermost line of all. Call `describe_error` in the function that called the
+    external code: the frame of that function is left out.
     """
     place = place_of(error, file)
     if isinstance(error, SyntaxError):
@@ -154,7 +155,7 @@ def own_files() -> tuple[tuple[str, int], ...]:
 
 
 def _is_own(name: str | None) -> bool:
-    """Returns whether a module is neither Riffle's, nor installed, nor of Python itself."""
+    """Returns whether a module is the user's own: not Riffle's, not installed, not Python's own."""
     module = sys.modules.get(name or "")
     if module is None or name == "__main__":
         return True

@@ -2,10 +2,10 @@
 
 Tracing is on when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``,
 OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are named
-request, seal, permute, store, fetch, open and plan. Their attributes come from an allow-list; no
-attribute names a node, a user, a lease, a batch or a run.
+request, seal, permute, store, fetch, open and plan. The spans' attributes come from an allow-list;
+no attribute names a node, a user, a lease, a batch or a run.
 
-No trace crosses services: ``traceparent`` is neither sent nor read. A trace from a node to the
+No trace crosses services: no service sends or reads ``traceparent``. A trace from a node to the
 coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single uploads
 arrived, so only its own operator may see them.
 """

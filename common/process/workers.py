@@ -42,7 +42,7 @@ def initialize_worker() -> None:
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs blocking work in a thread; if cancelled, returns only after the work has ended.
 
-    So a cancelled task has no open transaction when another task takes its place.
+    A cancelled task thus has no open transaction when another task takes its place.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:

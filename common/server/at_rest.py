@@ -2,7 +2,7 @@
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Each file has a name that says what
 it holds, such as "signing key". The file's key is HKDF-SHA256 of the storage key's 32 random bytes,
-with this name in ``info``. So files of different names have different keys, and nonces need to
+with this name in ``info``. Files of different names thus have different keys, so nonces need to
 differ only among versions of one file. The name is authenticated too, so one file cannot replace
 another. Without a storage key, files are in clear, which suits only a demonstration on one machine.
 """
@@ -42,8 +42,8 @@ class StorageCipher:
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data that `seal` turned into a file's bytes under the same ``name``.
 
-        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, if the key
-        is wrong, or if the file is in clear although there is a key. So nobody without the key can
+        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, or if the
+        key is wrong. If there is a key, also refuses a file in clear: nobody without the key can
         slip in a file.
         """
         if self._key is None:
@@ -76,7 +76,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 
 def create_file(file: Path, data: bytes) -> bool:
-    """Writes a file like `replace_file` unless the file exists; returns whether it was written."""
+    """Writes a file as `replace_file` does, and returns True; if the file exists, returns False."""
     # The name of ``new`` is random, so no other replica writes to this file at the same time.
     new = file.with_name(f"{file.name}.{os.urandom(4).hex()}.new")
     _write(new, data)
@@ -101,7 +101,8 @@ def _write(file: Path, data: bytes) -> None:
 def erase_file(file: Path) -> None:
     """Overwrites and removes a file; does nothing if it is gone, as in a retry after a crash.
 
-    Overwriting only helps on a file system that writes in place. On others, encrypt the medium.
+    Overwriting only helps on a file system that writes in place. On other systems, encrypt the
+    medium.
     """
     with suppress(FileNotFoundError):  # another replica may have removed it first
         with file.open("r+b") as stream:

@@ -2,12 +2,12 @@
 
 A request's head has a largest size and a deadline. The number of connections without a request
 under way is bounded, too. Above this bound, the server closes the connection that has waited
-longest. So new connections are accepted, and a caller who sends a request at once is answered,
-however many other connections are open. A stranger is a caller who has not sent a valid token yet.
-TLS takes much memory, so over TLS the bound for strangers is smaller. A stranger's TLS connection
-may live for at least `GRACE_SECONDS`, and new connections wait until an old one may be closed.
-There is no bound per address: a proxy's address may stand for many honest callers.
-`limits.ConcurrencyLimit` bounds requests.
+longest. Therefore open connections keep no new caller out, and a caller who sends a request at once
+is answered. A stranger is a caller who has not sent a valid token yet. TLS takes much memory, so
+over TLS the bound for strangers is smaller. A stranger's TLS connection may live for at least
+`GRACE_SECONDS`, and new connections wait until an old one may be closed. There is no bound per
+address: a proxy's address may stand for many honest callers. `limits.ConcurrencyLimit` bounds
+requests.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class _Protocol(HttpToolsProtocol):
         self._server, self._limits, self._socket = server, server.settings, accepted
         self._pending = 0  # bytes since the parser last delivered a head or a piece of a body
         self._fault: RemoteError | None = None
-        self.known, self.since = False, 0.0  # whether it sent a valid token; when its wait began
+        self.known, self.since = False, 0.0  # whether a valid token came; when the wait began
         self._deadline = self.loop.call_later(self._limits.head_seconds, self._expire)
         server.wait(self)
 
@@ -79,8 +79,8 @@ class _Protocol(HttpToolsProtocol):
         """Passes on the pieces of a body as the parser delivers them.
 
         uvicorn copies each piece into a buffer and out again, which takes a seventh of the time
-        spent on reading 2 MB of reports. Here a piece is only copied if it arrives before the app
-        has taken the previous piece: adding a piece to empty `bytes` gives the piece itself.
+        spent on reading 2 MB of reports. This method avoids the copies if the app has already taken
+        the previous piece, because adding a piece to empty `bytes` gives the piece itself.
         """
         self._pending = 0
         if self.cycle is not None:
@@ -147,10 +147,10 @@ class _Tls(SSLProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections itself, so that all of them are counted, and sleeps until a signal.
+    """Accepts connections itself, so that it counts all connections, and sleeps until a signal.
 
     uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
-    service's work; `service.serve` sets the date instead.
+    service's work. Here, `service.serve` sets the date.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.settings, most = settings, settings.max_waiting_connections
         self._limits = settings.max_strangers if config.ssl else most, most
-        # Waiting connections of strangers and of known callers; the longest wait comes first.
+        # Waiting connections of strangers, and of known callers. The longest wait comes first.
         self.waiting: tuple[dict[_Protocol, None], dict[_Protocol, None]] = ({}, {})
         self._on_stop = on_stop
         self._opening: set[asyncio.Task[None]] = set()

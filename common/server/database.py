@@ -3,18 +3,18 @@
 SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replicas. On both:
 
 - A commit returns only once its data is on disk, and the service answers nobody before that.
-- Writing transactions run one after another. Each takes the store's single writing lock when it
-  begins. So whatever a transaction has checked stays true until it commits, on any replica, and no
-  two writers can deadlock. Group commits (`shuffler.store.committer`) share the cost of the lock
-  and of writing to disk.
+- Writing transactions run one after another. Each writing transaction takes the store's single
+  writing lock when it begins. Therefore what a transaction has checked stays true until its commit,
+  on all replicas. No two writers can deadlock. Group commits (`shuffler.store.committer`) share the
+  cost of the lock and of writing to disk.
 - A reading transaction sees one state of the store.
 
 If a replica stalls for `IDLE_SECONDS` in the middle of a write, PostgreSQL ends the replica's
 transaction, which frees the lock.
 
 A store holds the version of its schema. Opening an empty database creates the tables under the
-writing lock. So if several replicas start together, one creates the tables and the others find
-them. A service refuses a store of another version and leaves it unchanged.
+writing lock. If several replicas start together, one replica creates the tables and the other
+replicas find them. A service refuses a store of another version and leaves it unchanged.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY. The commit delivers a notification.
 A notification only wakes waiters, which then read the store. A lost notification costs a short
@@ -22,8 +22,8 @@ delay, because waiters also check periodically. SQLite serves one process and ne
 
 The head of a store is a number outside the database that reveals an outdated database. The database
 holds a number, too. A transaction that must not be forgotten raises the number in the database. The
-service copies the raised number to the head before it answers anybody. Services refuse a database
-whose number is below its head.
+service copies the raised number to the head before it answers anybody. A service refuses a database
+with a number below the head.
 """
 
 import asyncio
@@ -148,7 +148,7 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 
 @dataclass
 class Head(HeadFolder):
-    """The head of the store called ``name``, whose table of named numbers is ``meta``.
+    """The head of the store called ``name``. ``meta`` is the store's table of named numbers.
 
     ``accepted`` is the value of the operator's setting ``variable``; see `start`. `start` calls
     ``on_accept`` in the transaction that accepts an older database. ``forgotten`` says what such a
@@ -185,9 +185,9 @@ class Head(HeadFolder):
     def start(self, connection: Connection) -> int:
         """Returns the number of a database that is being opened; the caller must `write` it.
 
-        Raises LocalError ``unavailable`` if the number is below the folder's, unless the operator's
-        setting names the folder's number. Accepting the database raises its number above the
-        folder's, so the setting works only once.
+        If the number is below the folder's number, raises LocalError ``unavailable``. If the
+        operator's setting names the folder's number, accepts the database instead, and raises the
+        database's number above the folder's number. The setting thus works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:
@@ -246,7 +246,7 @@ def try_claim(connection: sa.Connection, name: str) -> bool:
 
 
 def notify(connection: sa.Connection, message: str) -> None:
-    """Notifies all replicas when this transaction commits, and only if it does."""
+    """Notifies all replicas when this transaction commits."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_notify(CHANNEL, message)))
 
@@ -325,7 +325,7 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
     """Sets WAL mode.
 
     If another process opens the same new file at the same time, SQLite answers "locked" without
-    waiting. Then this function tries again.
+    waiting. Tries again after such an answer.
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -347,7 +347,7 @@ def _prepare_postgres(engine: sa.Engine) -> None:
 
 
 def _checksum(*values: object) -> int:
-    """Returns a row's CRC-32. It detects damage, but not changes by someone who can write to it."""
+    """Returns a row's CRC-32, which detects damage but no deliberate change."""
     short = [zlib.crc32(value) if isinstance(value, bytes) else value for value in values]
     return zlib.crc32(repr(short).encode())
 

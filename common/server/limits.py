@@ -1,12 +1,12 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
 A request beyond a limit is refused at once, with the time after which its caller may try again.
-Holding the request here instead would only move the queue. Nothing here does I/O.
+Holding such requests here would only move the queue. Nothing here does I/O.
 
 Callers are known by the hash of their token, and each has limits of its own. An attempt with an
-invalid token costs a lookup, and a guesser could try tokens without end. So all failed attempts
-share one bucket. While this bucket is empty, a caller's token is looked up only if it was valid
-before; any other is refused. So a guesser cannot keep out a known caller.
+invalid token costs a lookup, and a guesser could try tokens without end. Therefore all failed
+attempts share one bucket. While this bucket is empty, only tokens that were valid before are looked
+up, and all other tokens are refused. A guesser thus cannot keep out a known caller.
 """
 
 import hmac
@@ -28,7 +28,7 @@ from riffle.common.server.service import problem_answer, token_of
 BURST_SECONDS = 10.0
 
 FAILURES_PER_SECOND = 100.0
-"""All callers together may fail this many authentications a second; at once, ten times as many."""
+"""Failed attempts of all callers: at most this many a second, and ten times this many at once."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class TokenBucket:
         """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
         ``now`` is in seconds; all calls must read it from the same clock. An amount above ``burst``
-        is taken once the bucket is full; the bucket is then below zero.
+        is taken once the bucket is full, which leaves the bucket below zero.
         """
         saved = self.burst if math.isnan(self._tokens) else self._tokens
         self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
@@ -161,7 +161,7 @@ class FailedAttempts:
 
 
 class Authenticator:
-    """Recognizes callers whose tokens are in the settings, and applies their limits."""
+    """Recognizes callers by the hashes of their tokens, and applies their limits."""
 
     def __init__(self, failures: FailedAttempts, credentials: Mapping[str, Credential]) -> None:
         self.failures = failures

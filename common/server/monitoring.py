@@ -1,13 +1,13 @@
 """Monitoring of both services: metrics and spans of requests, disk space, clock skew.
 
-Metrics are for Prometheus. Their labels come from fixed sets: route templates, statuses and problem
+Metrics are for Prometheus. The labels come from fixed sets: route templates, statuses and problem
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
 each replica reports on itself.
 
 Readiness checks find a problem before the problem stops a service. Leases and descriptors state
-when they expire. If peers disagree on the time, a descriptor is open for one side and expired for
-the other. `MOST_SKEW_SECONDS` is far below the shortest useful life of a batch and far above the
-error of a clock that NTP keeps.
+when they expire. If peers disagree on the time, a descriptor may be open for the shuffler and
+already expired for a node. `MOST_SKEW_SECONDS` is far below the shortest useful life of a batch and
+far above the error of a clock that NTP keeps.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
 class RequestMetrics:
     """Metrics of one app's requests: count, seconds and bytes by route, problems by slug.
 
-    They also show whether the service is ready, and when its TLS certificate ends.
+    Two more metrics show whether the service is ready, and when its TLS certificate ends.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -80,7 +80,7 @@ class RequestMetrics:
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
     def show_certificate(self, file: Path | None) -> None:
-        """Shows when a PEM certificate ends. Passes over a bad file: `service.serve` refuses it."""
+        """Shows when a PEM certificate ends. Ignores a bad file, which `service.serve` refuses."""
         with suppress(OSError, ValueError):
             if file is not None:
                 certificate = load_pem_x509_certificate(file.read_bytes())

@@ -110,9 +110,9 @@ def make_app(
 ) -> FastAPI:
     """Returns an app with the routes of ``routers``.
 
-    Its middleware records metrics and spans, and then calls ``inner``. Every error is answered with
-    a problem document. The app serves /openapi.json, but not /docs, because that page loads scripts
-    from other hosts.
+    The app's middleware records metrics and spans, and then calls ``inner``. Every error is
+    answered with a problem document. The app serves /openapi.json, but not /docs, because that page
+    loads scripts from other hosts.
     """
     app = FastAPI(
         title=title,
@@ -177,8 +177,8 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
 async def read_body(request: Request, limit: int) -> bytes:
     """Reads and returns the whole body.
 
-    Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, ``too-slow`` after
-    BODY_SECONDS (the caller should try again), and ``malformed`` if the caller hangs up.
+    Raises RemoteError ``too-large`` as soon as the body exceeds ``limit`` bytes, and ``malformed``
+    if the caller hangs up. After BODY_SECONDS, raises ``too-slow``: the caller should try again.
     """
     chunks: list[bytes] = []
     free = limit
@@ -201,8 +201,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def bearer_token(request: Request) -> str:
     """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
 
-    This is a coroutine function although it awaits nothing: FastAPI would run a plain function in a
-    thread, which costs more than the function itself.
+    The function awaits nothing, but is a coroutine function: FastAPI would run a plain function in
+    a thread, which costs more than the function itself.
     """
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -214,7 +214,7 @@ def token_of(*callers: str) -> params.Depends:
     """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
 
     OpenAPI then shows that the route takes the token of any of ``callers``. The route itself must
-    check whose token it is.
+    check to whom the token belongs.
     """
     dependency: params.Depends = Depends(bearer_token)
     for name in callers:
@@ -239,10 +239,11 @@ def serve(
     ``service`` is the app's name in traces. ``on_start`` is called when the app has started.
     ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
     for changes (long polls, streams). Other requests have GRACE_SECONDS to finish. Both signals
-    also work if the process is PID 1.
+    also work in a process with PID 1.
 
-    Raises the errors of `ServerSettings.tls`, LocalError ``unavailable`` if the port is in use,
-    ``invalid-spec`` if the TLS files cannot be used, or the app's own error if it fails to start.
+    Raises LocalError ``unavailable`` if the port is in use, and ``invalid-spec`` if the TLS files
+    cannot be used. If the app fails to start, raises the app's error. Also raises the errors of
+    `ServerSettings.tls`.
     """
     outermost = _Outermost(app, on_start)
     config = _config(outermost, settings.tls())
@@ -270,8 +271,8 @@ def serve(
 class _Outermost:
     """ASGI middleware that dates answers, reports the start, and keeps the error of a failed start.
 
-    The date is the time at which an answer began. uvicorn's date is the time of the request, so
-    after a long poll a peer would mistake the wait for clock skew. The error is kept because
+    The date is the time at which an answer begins. uvicorn's own date is the time of the request:
+    after a long poll, a peer would mistake the wait for clock skew. The error is kept because
     uvicorn only logs its text.
     """
 

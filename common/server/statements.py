@@ -1,10 +1,11 @@
 """SQL statements for many rows at a time that cost little more than the database's own work.
 
-SQLAlchemy compiles a statement object only once, so keep frequent statements as constants. This
-module avoids two costs of each execution. `is_one_of` passes a list of texts as one parameter,
-whereas SQLAlchemy's ``in_`` makes each text a parameter. `execute_rows` hands tuples to the driver,
-whereas SQLAlchemy's own ``executemany`` visits every value of every row. A test
-(tests/shuffler/test_plans.py) checks that no statement of a request reads a whole table or batch.
+SQLAlchemy compiles a statement object only once, so keep frequent statements as constants.
+`is_one_of` and `execute_rows` avoid two costs of each execution. `is_one_of` passes a list of texts
+as one parameter, whereas SQLAlchemy's ``in_`` makes each text a parameter. `execute_rows` hands
+tuples to the driver, whereas SQLAlchemy's own ``executemany`` visits every value of every row. A
+test (tests/shuffler/test_plans.py) checks that no statement of a request reads a whole table or
+batch.
 """
 
 import json
@@ -56,8 +57,9 @@ def is_one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement
 def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite has no statistics here. It would choose this column's index instead of the index on the
-    column that `is_one_of` compares with a list, and would read all rows of a batch.
+    SQLite has no statistics here. If the condition on this column could use an index, SQLite would
+    choose this index and read all rows of a batch. SQLite should use the index on the column that
+    `is_one_of` compares with a list.
     """
     return column.concat(sa.literal_column("''"))
 
