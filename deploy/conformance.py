@@ -1,9 +1,9 @@
 """``riffle conformance``: offers batches to a client on loopback, and names its mistakes.
 
-`Recorder` is a shuffler that keeps every byte. It answers nodes as the shuffler does, but it also
-serves descriptors that no shuffler would countersign, loses an answer, or changes a batch's key.
-`session` compares the client's behaviour with docs/protocol.md. Each finding names a section of
-that page.
+`Recorder` plays the shuffler and keeps every byte. A `Recorder` answers nodes as the shuffler does,
+but also serves descriptors that no shuffler would countersign, loses an answer, or changes a
+batch's key. `session` compares the client's behaviour with docs/protocol.md. Each finding names a
+section of that page.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ class Recorder:
         return answer
 
     def _find(self, name: str) -> Offer | None:
-        """Returns the offer listed under this id or, for check 5, one whose descriptor has it."""
+        """Returns the offer with this id, which for check 5 is only in the offer's descriptor."""
         inside = f'"batch_id":"{name}"'.encode()
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
@@ -216,7 +216,7 @@ class Recorder:
         return answer
 
     def _store(self, offer: Offer, lease: str) -> str:
-        """Stores a report unless its lease is over; returns the outcome."""
+        """Stores a report if its lease still holds a slot; returns the outcome."""
         if lease not in offer.leases or lease in offer.reported:
             return "replayed" if lease in offer.reported else "unknown-lease"
         if offer.leases[lease] not in self.holders.values():
@@ -244,7 +244,7 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with earlier reports: of its lease and batch key, and of other leases."""
+    """Compares a report with its lease's earlier one (same batch key) and other leases' reports."""
     if lease not in offer.leases:
         offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
         offer.over = True
@@ -369,8 +369,8 @@ def _check_reports(
 def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
-    The number of ones is wrong if a correct client has so few, or so many, with probability at most
-    `ERROR_RATE`.
+    The number of ones is wrong if a correct client has a number this extreme with probability at
+    most `ERROR_RATE`.
     """
     d, layout = keys.context.descriptor, keys.context.descriptor.layout
     try:

@@ -1,4 +1,4 @@
-"""Follows a run on a live network to its end, or one run under each trust model in turn."""
+"""Follows runs on a live network to their ends: one run, or one run under each trust model."""
 
 import contextlib
 import time
@@ -54,7 +54,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
 def stop_unfinished(operator: Operator) -> None:
     """Stops runs that an interrupted command left in the folder of this newly started network.
 
-    Raises RemoteError if a run cannot be stopped, unless it ended meanwhile.
+    Raises RemoteError if a run cannot be stopped. A run that ended meanwhile raises no error.
     """
     for run in operator.runs():
         if run["state"] == "running":
@@ -70,8 +70,8 @@ def stop_unfinished(operator: Operator) -> None:
 class TrueValues:
     """Supplies each deployment's true value once the deployment is issued (simulations only).
 
-    The coordinator's page shows the values. If the coordinator does not answer, they are sent at a
-    later event.
+    The coordinator's page shows the values. If the coordinator does not answer, the values are sent
+    at a later event.
     """
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
@@ -107,7 +107,7 @@ def follow(
     """Follows a run to its end, shows its progress and writes the run's tables to CSV files.
 
     A table ends before the first batch that is not over. On a terminal, the progress is a bar.
-    Elsewhere, it is one line for each batch that is over and for each finished stage. A run
+    Elsewhere, the progress is a line for each batch that is over and for each finished stage. A run
     ``by_hand`` waits for a person, so there is no remaining time to show. Calls ``watch`` with
     every event. If the run cannot go on, prints the reason.
     """
@@ -147,7 +147,7 @@ def _time_left(began: float, counted: int, episodes: int) -> str:
 
 
 def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, Any]]:
-    """Runs the preset under every trust model in turn; returns a row for each.
+    """Runs the preset once under each trust model; returns one row for each run.
 
     Every run writes its files to ``folder/<trust>``. Raises RunError if a run fails or is stopped.
     """

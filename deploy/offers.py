@@ -1,7 +1,7 @@
-"""The batches that ``riffle conformance`` offers to a client: good ones, and ones with one fault.
+"""The batches that ``riffle conformance`` offers to a client: good or with one fault.
 
-All batches are for one small environment whose transitions are certain, so the distribution of
-every counter is known. A bad offer fails one of the checks in docs/protocol.md, section 11.
+All batches are for one small environment with certain transitions, so the distribution of every
+counter is known. A bad offer fails one of the checks in docs/protocol.md, section 11.
 """
 
 import hashlib
@@ -42,16 +42,16 @@ Json = dict[str, Any]
 ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
 X, A, H, REPORTS, USERS = 5, 2, 3, 40, 5_000
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
-"""Batches promise epsilon and beta at the dishonest fraction GAMMA. The owner demands them only at
-OWNER_GAMMA, which is smaller."""
+"""Batches promise epsilon and beta at the dishonest fraction GAMMA. The owner demands epsilon and
+beta only at OWNER_GAMMA, which is smaller."""
 LOW, HIGH = -1.0, 1.0
 """The range of rewards in descriptors. The rewards of the environment are in [0, 1]."""
 LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS = "blanks in its JSON"
-"""The blanks stand before commas, where no JSON library writes any. So a client that parses the
-descriptor and writes it again gets another digest."""
+"""The blanks stand before commas, where no JSON library writes any. If a client parses the
+descriptor and writes it again, the digest differs."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
@@ -63,7 +63,7 @@ NEXT, REWARDS = (2 * _x + _a + 1 + _h) % X, (_h + 2 * _x + 3 * _a + 2) % 5 / 4
 POLICIES = np.array([(_h[..., 0] + b + (_x[..., 0] >= 3)) % A for b in (1, 0)])
 MIXTURE = Mixture(POLICIES, np.array([3 * TOTAL_WEIGHT // 4, TOTAL_WEIGHT // 4]))
 """The two policies take different transitions at every step. A client that draws a policy with 31
-random bits instead of 32 never draws the second."""
+random bits instead of 32 never draws the second policy."""
 
 
 def environment() -> Json:
@@ -136,7 +136,8 @@ class Owner:
     """The owner of the client: demands, people, and keys that only this test uses.
 
     The client pins the public halves of ``coordinator``, ``shuffler``, ``analyzer`` and ``second``.
-    It may ask ``users`` for episodes, and may hide their ids from the shuffler with ``users_key``.
+    The client may ask ``users`` for episodes, and may hide their ids from the shuffler with
+    ``users_key``.
     """
 
     trust: Sequence[Trust] = ("shuffle",)
@@ -152,7 +153,7 @@ class Owner:
     users_key: bytes = field(default_factory=_secret, repr=False)
 
     def write_settings(self, folder: Path, url: str) -> None:
-        """Writes settings.json, which has all that a client needs, and the files it names."""
+        """Writes settings.json, which has all that a client needs, and the files that it names."""
         files = {
             "environment.json": json.dumps(environment()),
             "users.json": json.dumps({NODE_ID: list(self.users)}),
@@ -270,10 +271,10 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
     """Yields offers with one fault each.
 
-    The good ``cases`` may have several pairs of trust model and aggregation. Faults of the
-    guarantee are put into the first case of each pair, other faults into the first case only. No
-    offer has an analyzer key of low order (check 22), because no such key is pinned: check 15,
-    which comes earlier, would find the fault.
+    The good ``cases`` may have several pairs of trust model and aggregation. The first case of each
+    pair gets the faults of the guarantee. Only the first case of all gets the other faults. No
+    offer has an analyzer key of low order (check 22): such a key is not pinned, so check 15, which
+    comes earlier, would find the fault.
     """
     good = _document(cases[0], owner)
     rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
@@ -314,7 +315,7 @@ def _malformed(kind: type[Document], good: Json) -> Iterator[Row]:
 
 
 def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
-    """Returns rows whose members do not suit this node, or contradict each other."""
+    """Returns rows with members that do not suit this node, or that contradict each other."""
     now, first = int(time.time()), good["weights"][0]
     wide_batch = _document(base, owner, actions=A + 1, support=None)
     narrow_batch = _document(base, owner, support=_support(1))
@@ -352,7 +353,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
 
 
 def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
-    """Yields rows whose guarantee is weaker than the owner demands or the descriptor promises."""
+    """Yields rows with a weaker guarantee than the owner demands or the descriptor promises."""
     batch, kind = partial(_document, base, owner), f"; {base.name}"
     share = batch(dishonest_fraction=0.3)
     yield 24, f"one owner may hold more slots than the owner allows{kind}", share

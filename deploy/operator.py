@@ -10,8 +10,8 @@
 
 Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
 refuses a request, every method raises RemoteError with the reason. If nothing answers, the method
-raises LocalError ``unavailable``. If something else answers, such as a proxy, the method repeats
-the request for a while, and then raises the same error.
+raises LocalError ``unavailable``. If something other than the coordinator answers, such as a proxy,
+the method repeats the request for a while. Then the method raises LocalError ``unavailable``, too.
 """
 
 import json
@@ -79,9 +79,10 @@ class Operator:
     def of(cls, network: Path, url: str | None = None) -> Self:
         """Returns the operator of a network, with the token in its secrets folder.
 
-        Without ``url``, uses the address in the folder (`riffle up` writes it) or, without one, the
-        default port on this machine. Raises LocalError ``unavailable`` if there is no token, and
-        ValueError if the address is malformed, or uses neither TLS nor loopback.
+        Without ``url``, uses the address in the folder, which `riffle up` writes. If the folder has
+        no address, uses the default port on this machine. Raises LocalError ``unavailable`` if
+        there is no token. Raises ValueError if the address is malformed, or is http and not on this
+        machine.
         """
         token = operator_token(network, TOKEN_FILE)
         return cls(operator_client(network, address(network, URL_FILE, url), token))
@@ -121,7 +122,7 @@ class Operator:
         return self._call("POST", f"/v1/runs/{run_id}/stop", "spec")
 
     def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:
-        """Deploys a policy or a mixture in a run whose learner is manual.
+        """Deploys a policy or a mixture in a run with the learner `manual`.
 
         A dictionary has the fields of a `ManualDeployment`, for instance ``{"policy": [[1, 1]],
         "episodes": 1000}``. If there is a ``step``, the request is safe to repeat.
@@ -151,7 +152,7 @@ class Operator:
         return self._list(f"/v1/runs/{run_id}/deployments", "deployments")
 
     def newest(self, run_id: str, known: int | None = None, wait: float = 0.0) -> Answer | None:
-        """Returns the newest deployment, or None if it is still number ``known``.
+        """Returns the newest deployment, or None if its index is still ``known``.
 
         The coordinator waits up to ``wait`` seconds (at most 30) for a newer deployment. Raises
         RemoteError ``unknown-deployment`` if there is no deployment yet.
@@ -211,7 +212,7 @@ class Operator:
         return self._call("POST", f"/v1/keys/{key_id}/activate", "public")
 
     def history(self, run_id: str, after: int = 0) -> list[Answer]:
-        """Returns the past events whose number is above ``after``."""
+        """Returns the past events from number ``after`` + 1 on."""
         return self._list(f"/v1/runs/{run_id}/history", "events", {"after": after})
 
     def events(
@@ -293,8 +294,9 @@ class Operator:
     ) -> T:
         """Sends a request to the coordinator; returns the answer, parsed by ``read``.
 
-        Unless ``once``, repeats the request for a while if something else, such as a proxy,
-        answers. While a run is followed, also repeats it if nothing answers.
+        If something other than the coordinator answers, such as a proxy, and ``once`` is false,
+        repeats the request for a while. While a run is followed, also repeats the request if
+        nothing answers.
         """
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)
         deadline = time.monotonic() + patience
@@ -332,7 +334,7 @@ def _csv(answer: httpx.Response) -> str:
 
 
 def _with(key: str) -> Callable[[httpx.Response], Answer]:
-    """Returns a function that reads a document, and raises ValueError if it lacks the key."""
+    """Returns a function that reads a document; raises ValueError if the document lacks ``key``."""
 
     def read(answer: httpx.Response) -> Answer:
         document = json.loads(answer.content)

@@ -1,4 +1,4 @@
-"""Output of every command: one document on stdout, everything else on stderr, an exit code.
+"""Output of every command: one document on stdout, all other text on stderr, an exit code.
 
 Exit codes: 0 done; 1 a negative result (a failed or stopped run, a failed check); 2 wrong usage; 3
 an input was refused; 4 a required service or file is not available, or is in use; 130 interrupted.
@@ -42,11 +42,11 @@ class Exit(IntEnum):
 
 
 class RunError(LocalError):
-    """Raised if a run failed or was stopped. This is a negative result, not a refusal."""
+    """Raised if a run failed or was stopped: a negative result, not a refusal."""
 
 
 class Commands(TyperGroup):
-    """A group of commands. Its usage errors quote the wrong value; Typer's own do not."""
+    """A group of commands. Unlike Typer's usage errors, its usage errors quote the wrong value."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (Typer's own types)
         """Runs the command that the context names."""
@@ -83,7 +83,7 @@ def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) 
 
 
 def emit_findings(findings: Sequence[Mapping[str, Any]], output: Output) -> NoReturn:
-    """Prints findings as a table or as JSON. The exit code is 1 if one of them is not ``ok``."""
+    """Prints findings as a table or as JSON. The exit code is 1 if a finding is not ``ok``."""
     well = all(found["ok"] for found in findings)
     columns = [name for name in findings[0] if name != "ok"]
     rows = [("ok" if f["ok"] else "WRONG", *(f[name] for name in columns)) for f in findings]
@@ -150,13 +150,13 @@ def dotted_rows(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def line(text: str) -> None:
-    """Prints a line of progress, unless stderr is a terminal, where a bar shows the progress."""
+    """Prints a line of progress. Prints nothing on a terminal, where a bar shows the progress."""
     if not progress.is_terminal:
         progress.print(text, highlight=False, soft_wrap=True)
 
 
 def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = True) -> Progress:
-    """Returns a progress bar with times. It shows nothing if stderr is not a terminal."""
+    """Returns a progress bar with times, which shows nothing if stderr is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -210,9 +210,9 @@ class Steps:
     def _time_left(self, now: float) -> str:
         """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        The first step also waits for processes to start and code to compile, and all processes end
-        their first steps at about the same time. So after the first step, the text stays "" for a
-        fifth of the time that this step took.
+        The first step also waits for processes to start and code to compile. All processes end
+        their first steps at about the same time. After the first step, the text therefore stays ""
+        for a fifth of the time that this step took.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:

@@ -3,8 +3,9 @@
 The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
 (`common.process.tables`). The tables grow during the run, and are rewritten completely at its end.
 
-The regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
-so only the owner of a simulated environment can compute it; the coordinator never knows the MDP.
+The regret is the exact pseudo-regret of the deployed policies. Only the owner of a simulated
+environment can compute the regret, because this needs the environment's true MDP. The coordinator
+never knows the MDP.
 """
 
 import json
@@ -41,7 +42,7 @@ FILES = (
     *(f"{table}.csv" for table in TABLES),
 )
 SPENT = ("counted", "rejected")
-"""States of deployments whose messages were opened. All episodes of such a batch were executed."""
+"""States of deployments with opened messages. All episodes of such a batch were executed."""
 
 
 def rows_of(operator: Operator, run_id: str, table: Table) -> list[Answer]:

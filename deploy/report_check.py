@@ -2,7 +2,7 @@
 
 `read_report` opens one report. `BatchLaw` compares all reports of a batch with their law, which is
 their distribution for a correct client. Every statistical test is exact: in a whole session, a
-correct client fails with probability at most `ERROR_RATE`. Sections are those of docs/protocol.md.
+correct client fails with probability at most `ERROR_RATE`. Sections are in docs/protocol.md.
 """
 
 import hashlib
@@ -208,7 +208,7 @@ class Test:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the test is made once, on the sum over batches, as one batch shows too little."""
+        """Whether the test is made once, on the sum over batches: one batch shows too little."""
         return self.section[0] == "6" or self.name.startswith("noise of the ")
 
     @property
@@ -232,7 +232,7 @@ def binomial(N: int, p: float) -> Floats:
 class BatchLaw:
     """The law of a batch's reports. Episodes begin in state 0, and transitions are certain.
 
-    ``next_states`` and ``rewards`` (H, X, A) are the state after an action, and its mean reward.
+    ``next_states`` and ``rewards`` (H, X, A) have the next state and the mean reward.
     """
 
     descriptor: BatchDescriptor
@@ -241,8 +241,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """For each policy: sets of counters, of each of which an episode raises one counter; the
-        counter that a reward bit of 1 raises, by step; and the mean of the reward bit, by step."""
+        """For each policy: sets of counters (an episode raises one counter of each set); for each
+        step, the counter that a reward bit of 1 raises; for each step, the mean reward bit."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -305,7 +305,7 @@ class BatchLaw:
 
     @cached_property
     def _never(self) -> Ints:
-        """The counters that no episode raises. They hold noise only."""
+        """The counters that no episode raises, and that therefore hold only noise."""
         raised = [np.concatenate([*required, ones]) for required, ones, _ in self.paths]
         return np.setdiff1d(np.arange(self.descriptor.layout.counters), np.concatenate(raised))
 

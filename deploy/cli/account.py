@@ -88,9 +88,9 @@ def calibrated(
     calibration: accounting.CalibrationName,
     aggregation: Aggregation,
 ) -> dict[str, Any]:
-    """Returns calibrated noise, and the ratio of its variance to that of Gaussian noise.
+    """Returns calibrated noise, and the ratio of its variance to the variance of Gaussian noise.
 
-    For the calibration ``exact``, adds the mean of the papers' noise divided by that of this noise.
+    For the calibration ``exact``, adds the mean of the papers' noise divided by this noise's mean.
     """
     chosen = accounting.calibrate(layout, n, required, calibration, aggregation=aggregation)
     document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
@@ -166,8 +166,8 @@ def budget_command(
 ) -> None:
     """Show what people have spent of their lifetime limits.
 
-    The epsilon of a person is the exact composition, at --beta, of all batches for which they were
-    asked, over all runs, coordinators and shufflers.
+    A person's epsilon is the exact composition, at --beta, of all batches for which the person was
+    asked. The composition covers all runs, coordinators and shufflers.
     """
     if not ledger.is_file():
         raise LocalError("unavailable", f"there is no ledger {ledger}")

@@ -36,7 +36,7 @@ FILES = {"picture": "png", "table": "md"}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The options of a sweep. Each except ``beta`` may be given several times."""
+    """The options of a sweep. Each option except ``beta`` may be given several times."""
 
     learner: Annotated[
         list[str] | None,

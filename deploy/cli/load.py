@@ -196,8 +196,8 @@ def conformance_command(
 
     The client talks to a shuffler on loopback with throwaway keys. The variable RIFFLE_CONFORMANCE
     has the path of the client's settings.json. The client is offered batches that a node must
-    refuse. It is also offered good batches, while the network has faults. A correct client fails
-    with probability at most 1e-6. The exit code is 1 if something is wrong. A mistake names a
+    refuse. The client is also offered good batches, while the network has faults. A correct client
+    fails with probability at most 1e-6. The exit code is 1 if something is wrong. A mistake names a
     section of docs/protocol.md.
     """
     names: list[Any] = [tuple(text.split(",")) for text in (families, trust, aggregations)]

@@ -60,8 +60,8 @@ COMMANDS = {
 def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
-    If they name a command, the command line has only that command. Otherwise it lists the names and
-    summaries of all commands, without importing them.
+    If the arguments name a command, the command line has only this command. If not, the command
+    line lists the names and summaries of all commands, and imports no command.
     """
     import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
 

@@ -55,7 +55,7 @@ def whole_number(text: str) -> int:
 
 
 def whole(help_text: str) -> Any:  # noqa: ANN401  (Typer's own types)
-    """Returns an option whose value is an integer, such as 20000 or 2e4."""
+    """Returns an option for an integer, such as 20000 or 2e4."""
     return typer.Option(parser=whole_number, metavar="INTEGER", help=help_text)
 
 

@@ -1,8 +1,9 @@
 """The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
 
 Learners that deploy batches are simulated by population, or user by user. UCBVI and its private
-variants plan before every episode, so they have a simulator of their own. So do the two algorithms
-of paper 004, which learn on layered MDPs from the losses of an adversary.
+variants plan before every episode, so they have a simulator of their own. The two algorithms of
+paper 004 also have a simulator of their own, because they learn on layered MDPs from the losses of
+an adversary.
 """
 
 import math
@@ -40,7 +41,7 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
 
     ``preset_given``: the caller named a preset; paper 004's learners refuse presets.
 
-    Raises ValueError if an option does not fit the learner or a value is out of range, and
+    Raises ValueError if an option does not fit the learner, or if a value is out of range. Raises
     LocalError or RemoteError if the learner or environment does not exist or refuses its options.
     """
     learner = options.learner
@@ -85,7 +86,7 @@ def _seeds(run: Callable[[int], T], how: SimulationOptions, on_seed: Callable[[]
 
 
 def _simulate_users(chosen: Preset, how: SimulationOptions) -> Simulated:
-    """Simulates user by user. The document's policy and batches are those of seed 0."""
+    """Simulates user by user. The document has seed 0's policy and batches."""
     spec, alone = chosen.spec, min(how.workers, how.seeds) <= 1
     with steps("episodes", how.seeds * spec.episodes) as shown:
         # Only a seed that runs in this process can show how many users are done.

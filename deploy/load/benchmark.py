@@ -1,4 +1,4 @@
-"""Throughput of the services, compared with that of the primitive (HPKE) on the same cores.
+"""Throughput of the services, compared with the primitive (HPKE) alone on the same cores.
 
 A message is sealed once and opened once. On each core, one process calls the primitive directly, on
 plaintexts of the same size: sealing takes s seconds, and opening takes o seconds. The primitive's
@@ -8,8 +8,8 @@ from the request to its counts. The primitive is measured before and after the d
 shows if the machine's speed changes.
 
 The servers' work outside cryptography is the processor time of shuffler and coordinator without
-their pools, minus the time that the shuffler itself measures for opening outer seals. The run is
-manual, so the coordinator only computes the batch's noise and an estimate of the policy's value.
+their pools, minus the time for opening outer seals. The shuffler itself measures this time. The run
+is manual, so the coordinator only computes the batch's noise and an estimate of the policy's value.
 """
 
 import os
@@ -80,7 +80,7 @@ class Split:
 
     @classmethod
     def of(cls, used: dict[str, Usage], outer_seconds: float) -> "Split":
-        """Splits the roles' processor time. Opening outer seals took ``outer_seconds`` of it."""
+        """Splits the roles' processor time, of which opening outer seals took ``outer_seconds``."""
         node, shuffler, coordinator = used["node"], used["shuffler"], used["coordinator"]
         return cls(
             crypto=node.pool + coordinator.pool + outer_seconds,
@@ -113,9 +113,9 @@ def run_sums_benchmark(
     """Compares the processor time of a report as a masked vector and as messages.
 
     The vectors have the counters of ``chosen``, in a batch of n reports. The cost of a message is
-    measured first, on at least ``messages`` messages of the preset `riverswim`. This cost does not
-    depend on the number of counters, so a report of L messages costs L times as much. Both costs
-    cover all work of all roles. Raises the errors of `run_benchmark`.
+    measured first, on at least ``messages`` messages of the preset `riverswim`. A message's cost
+    does not depend on the number of counters, so a report of L messages costs L times as much as a
+    message. Both measurements cover all work of all roles. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))

@@ -1,8 +1,8 @@
 """The operator's part of a load test: runs that keep a batch open, and nodes' credentials.
 
-Two manual runs deploy a constant policy repeatedly. They take turns, so that one batch fills while
-the coordinator decrypts the other. If decrypting takes longer than filling, no batch is open for
-a while, and the load test shows this.
+Two manual runs deploy a constant policy repeatedly. The runs take turns: while the coordinator
+decrypts one run's batch, the other run's batch fills. If decrypting takes longer than filling, no
+batch is open for a while, and the load test shows this.
 
 A generator's nodes are enrolled many at a time, and revoked when the generator ends.
 """

@@ -38,7 +38,7 @@ with its encoding; sealing with the wait for a sealer; upload until the report i
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies in seconds, in buckets whose edges grow by `GROWTH`; sum and maximum are exact."""
+    """Latencies in seconds, in buckets with edges growing by `GROWTH`; exact sum and maximum."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -62,7 +62,7 @@ class Histogram:
         self.largest = max(self.largest, other.largest)
 
     def since(self, before: "Histogram") -> "Histogram":
-        """Returns the latencies recorded since ``before``, with the maximum of all so far."""
+        """Returns the latencies recorded since ``before``, with the maximum of all latencies."""
         return Histogram(self.buckets - before.buckets, self.total - before.total, self.largest)
 
     def quantile(self, share: float) -> float:
@@ -88,7 +88,7 @@ class Histogram:
 
 
 def _bucket(seconds: float) -> int:
-    """Returns the first bucket whose upper edge is at least ``seconds``."""
+    """Returns the first bucket with an upper edge of at least ``seconds``."""
     ratio = max(seconds, LEAST_SECONDS) / LEAST_SECONDS
     return math.ceil(math.log(ratio, GROWTH) - 1e-9)
 
@@ -98,8 +98,9 @@ class Tally:
     """Outcomes of all reports that were due so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
-    answer, by request and reason; nodes retry most of them. ``due``: latency from the scheduled
-    time until acceptance. ``sent``: latency from the upload's first byte until acceptance.
+    answer, by request and reason; nodes retry most of these requests. ``due``: latency from the
+    scheduled time until acceptance. ``sent``: latency from the upload's first byte until
+    acceptance.
     """
 
     started: int = 0
@@ -162,7 +163,7 @@ REQUESTS = {"batches": "poll", "leases": "lease", "reports": "upload"}
 
 @dataclass(slots=True)
 class LoadNode:
-    """One node: its token, its client, and the batch that it checked last."""
+    """A node's token, its client, and the batch that the node checked last."""
 
     token: str = field(repr=False)
     shuffler: ShufflerClient

@@ -5,8 +5,8 @@ these times. A generator that waited for each answer would send too few requests
 its latencies would hide the stall (coordinated omission).
 
 Each process runs an event loop with its share of the nodes, and one sealing process. A process says
-when it is ready, begins on command, and sends its tally twice a second and once more at the end. It
-ignores a terminal's signals, which are for its parent, and ends when its parent ends.
+when it is ready, begins on command, and sends its tally twice a second and once more at the end. A
+process ignores a terminal's signals, which are for its parent, and ends when its parent ends.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
     """Returns the times at which reports are due: ascending, in seconds, all below ``seconds``.
 
     ``constant``: a report every 1/rate seconds. ``poisson``: independent exponential gaps of mean
-    1/rate, like those of many independent people.
+    1/rate, as between reports of many independent people.
     """
     if kind == "constant":
         return np.arange(int(np.ceil(rate * seconds)), dtype=np.float64) / rate
@@ -62,7 +62,7 @@ def schedule(kind: Arrivals, rate: float, seconds: float, rng: np.random.Generat
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One process's nodes, report times (seconds from the start), and the processors to use."""
+    """One process's nodes, its report times (seconds from the start), and its processors."""
 
     settings: Settings
     credentials: Sequence[Credential]
@@ -79,7 +79,7 @@ class GeneratorProcess:
 
 
 def start_process(assignment: Assignment) -> GeneratorProcess:
-    """Starts a process. It sends True when it is ready and then waits for the starting time."""
+    """Starts a process, which sends True when it is ready and then waits for the starting time."""
     ours, theirs = SPAWN.Pipe()
     process = SPAWN.Process(target=_generate, args=(assignment, theirs), daemon=False)
     process.start()
@@ -160,7 +160,7 @@ class Sample:
 class Generator:
     """All processes that generate load. Use as a context manager: they end with the context.
 
-    Raises LocalError ``unavailable`` if one of them does not start.
+    Raises LocalError ``unavailable`` if a process does not start.
     """
 
     def __init__(self, assignments: Sequence[Assignment]) -> None:

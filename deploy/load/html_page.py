@@ -1,7 +1,7 @@
 """summary.json and load.html of a load test.
 
-The HTML is one file without scripts or external resources. It begins with the result and the next
-step for its reader. Charts are SVG in the reader's colour scheme, and each has a table.
+The HTML is one file without scripts or external resources. The page begins with the result and the
+reader's next step. Charts are SVG in the reader's colour scheme, and each chart has a table.
 """
 
 import html

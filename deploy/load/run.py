@@ -195,8 +195,8 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target, with a live table on a terminal, and returns the summary.
 
     An interrupt ends the load early, but the summary is still made. Raises LocalError if the target
-    does not answer or a process of the generator does not start, and RemoteError if the target
-    refuses the operator.
+    does not answer, or if a process of the generator does not start. Raises RemoteError if the
+    target refuses the operator.
     """
     with _enrolled(config, target) as (credentials, screen):
         return _load(config, target, credentials, screen)
@@ -260,7 +260,7 @@ def _load(
 def assign(
     config: LoadConfig, target: Target, spec: RunSpec, credentials: list[Credential]
 ) -> list[Assignment]:
-    """Deals nodes and arrivals out to the processes in turn."""
+    """Gives each of P processes every P-th node and every P-th arrival."""
     files = target.secrets / "nodes"
     settings = Settings(
         shuffler_url=target.shuffler_url,

@@ -2,11 +2,11 @@
 
 docs/load.md states the rule. A report's time by stage shows where the queue is; saturated processes
 show why. A process is saturated if its threads ran, or waited for a processor, for at least the
-share `SATURATED` of the time. Waiting counts, because a process that shares its processor gets less
-of it but needs as much.
+share `SATURATED` of the time. Waiting counts, because a process that waits for a processor has work
+to do.
 
 `summarize` turns the samples of a load into summary.json. A search for the capacity tries several
-loads: `next_rate` chooses the rate of the next one, and `capacity` chooses the summary to show.
+loads: `next_rate` chooses the next load's rate, and `capacity` chooses the summary to show.
 """
 
 import math
@@ -41,13 +41,13 @@ class Evidence:
 
     ``due`` and ``prompt``: reports due, and reports accepted promptly. ``filled``: batches that
     filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five fields are
-    demands (`Usage.demand`): ``loops`` of the busiest generator process, ``sealing`` and
-    ``opening`` of an average process that seals or opens, ``shuffler`` and ``coordinator`` of these
-    services (None if they run elsewhere). ``refused``: answers with status 429. ``same_cores``:
-    whether generator and services share all processors. ``busy``: the busy share of all processors'
-    time. ``others``: processors that other programs used (0 if the services run elsewhere).
-    ``answering``: the share of the time that nodes wait for slots and uploads in which the shuffler
-    works on these requests; None if unknown.
+    demands (`Usage.demand`). ``loops``: of the busiest generator process. ``sealing`` and
+    ``opening``: of an average process that seals or opens. ``shuffler`` and ``coordinator``: of
+    these services. Demands of services that run elsewhere are None. ``refused``: answers with
+    status 429. ``same_cores``: whether generator and services share all processors. ``busy``: the
+    busy share of all processors' time. ``others``: processors that other programs used (0 if the
+    services run elsewhere). ``answering``: nodes wait for slots and uploads; in this share of the
+    wait, the shuffler works on these requests. None if unknown.
     """
 
     due: int
@@ -134,8 +134,8 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
     """Returns the next load of a search for the capacity, in reports a second; None at its end.
 
     ``steps`` has each rate so far, and True if it was carried. The rate doubles until a rate is not
-    carried, or halves until a rate is carried. Then the search halves the interval on a logarithmic
-    scale.
+    carried, or halves until a rate is carried. Then each load halves the interval between these two
+    rates, on a logarithmic scale.
     """
     carried = max((rate for rate, ok in steps if ok), default=0.0)
     failed = min((rate for rate, ok in steps if not ok), default=math.inf)
@@ -149,10 +149,10 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of the least load that was not carried, or else of the last load.
+    """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
 
-    Its ``capacity`` has the largest carried rate (in reports due a second), whether a batch
-    filled at this rate, and a row for each load.
+    Adds ``capacity``: the largest carried rate (in reports due a second), whether a batch filled at
+    this rate, and a row for each load.
     """
     rates_of = {step["parameters"]["rate"]: step for step in steps}
     failed = [rate for rate, step in rates_of.items() if step["verdict"]["limit"] != "none"]
@@ -269,8 +269,8 @@ def _evidence(
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
     """Returns memory in MiB: at the end, the maximum, and growth per minute.
 
-    The growth is the slope of the least-squares line after the share `SETTLED` of the load. It is
-    None for a load of less than a minute.
+    The growth is the slope of the least-squares line after the share `SETTLED` of the load. For a
+    load of less than a minute, the growth is None.
     """
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]

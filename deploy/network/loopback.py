@@ -168,7 +168,7 @@ class LoopbackNetwork:
     def opening_seconds(self) -> float:
         """Returns the shufflers' processor time for opening outer seals since their start.
 
-        Raises httpx.HTTPError if one of them does not answer.
+        Raises httpx.HTTPError if a shuffler does not answer.
         """
         urls = self.shufflers.values()
         return sum(shuffler_metric(self.secrets, url, OPENING) for url in urls)
@@ -196,7 +196,7 @@ class LoopbackNetwork:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Starts one process, such as ``shuffler-2``. Its log is ``logs/<name>.log``."""
+        """Starts the process ``name``, such as ``shuffler-2``, with the log ``logs/<name>.log``."""
         environment = MEMORY | os.environ | self.environment(name)
         with (self.config.folder / "logs" / f"{name}.log").open("ab") as log:
             role = name.partition("-")[0]

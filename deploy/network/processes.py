@@ -2,8 +2,8 @@
 
 A folder of results or of a network belongs to one command at a time (`lock_folder`). `read_usage`
 reads processor time, waiting time for a processor, and memory from /proc (Linux only). A service is
-its process and the pools that it started. The main thread, which runs the event loop, is counted
-apart from the other threads (store, checks, planning) and from the pools (cryptography).
+its process and the pools that it started. `Usage` counts three parts apart: the main thread (event
+loop), the other threads (store, checks, planning) and the pools (cryptography).
 """
 
 import fcntl
@@ -54,8 +54,8 @@ def lock_folder(folder: Path) -> Iterator[int]:
     """Locks ``folder`` against all other commands; makes the folder if it is missing.
 
     Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock, too. The
-    kernel releases the lock when the last of them ends, for whatever reason. The empty file `LOCK`
-    stays. Raises LocalError ``unavailable`` if the folder is in use, and the errors of
+    kernel releases the lock when the last of these processes ends, for whatever reason. The empty
+    file `LOCK` stays. Raises LocalError ``unavailable`` if the folder is in use, and the errors of
     `make_folder`.
     """
     lock = make_folder(folder) / LOCK
@@ -72,7 +72,7 @@ def lock_folder(folder: Path) -> Iterator[int]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock of ``folder``. Neither makes nor changes a file."""
+    """Returns whether a process holds the lock of ``folder``. Makes no file and changes none."""
     try:
         with (folder / LOCK).open("rb") as file:  # shared: callers do not exclude each other
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -167,9 +167,9 @@ def defer_signals() -> Iterator[None]:
 class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
-    ``main``, ``threads`` and ``pool`` are processor time: of the main thread, the other threads and
-    the pools. ``waited`` and ``pool_waited`` are the time in which a thread of the process or of
-    the pools could have run but no processor was free. ``at`` is the time of the reading
+    ``main``, ``threads`` and ``pool`` are the processor time of the main thread, of the other
+    threads, and of the pools. ``waited`` (all threads) and ``pool_waited`` (the pools) are the time
+    in which they could have run but no processor was free. ``at`` is the time of the reading
     (monotonic).
     """
 

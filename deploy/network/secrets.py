@@ -167,8 +167,8 @@ def inner_network(folder: Path) -> Path | None:
 def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
     """Opens the operator's HTTP client, with a bearer token and the network's CA.
 
-    ``url`` may list several replicas, separated by commas. Raises ValueError if one of them is not
-    an address, or uses neither TLS nor loopback.
+    ``url`` may list several replicas, separated by commas. Raises ValueError if an address is
+    malformed, or is http and not on this machine.
     """
     urls = endpoint.check_urls("the address", url)
     verify = endpoint.server_verification(folder / "operator" / "ca.pem")
@@ -180,7 +180,7 @@ def operator_client(folder: Path, url: str, token: str) -> httpx.Client:
 
 
 def address(folder: Path, name: str, given: str | None) -> str:
-    """Returns a service's address: ``given``, else the operator's file ``name``, else a default."""
+    """Returns ``given``, or the address in the operator's file ``name``, or the default address."""
     file = folder / "operator" / name
     return given or (file.read_text() if file.exists() else LOOPBACK[name])
 
@@ -279,7 +279,7 @@ def list_nodes(client: httpx.Client) -> tuple[NodeSummary, ...]:
 
 
 def find_node(client: httpx.Client, text: str) -> NodeSummary:
-    """Returns the node that has this name, or whose id begins with this text.
+    """Returns the node with the name ``text``, or with an id that begins with ``text``.
 
     A revoked node counts only if no valid node fits. Raises LocalError ``not-found`` if no node or
     several nodes fit, and the errors of `enrol_node`. If none fits, the error suggests no similar
@@ -293,10 +293,11 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
 
 
 def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) -> str:
-    """Returns the id whose name is ``text``, or the id that begins with ``text``.
+    """Returns the id with the name ``text``, or the id that begins with ``text``.
 
-    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id. If there
-    are several, raises an error with the same slug, whose text has ``kind``, such as "runs".
+    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id. If
+    several ids fit, raises an error with the slug of ``none`` and a text with ``kind``, such as
+    "runs".
     """
     matches = _matches(text, names)
     if len(matches) > 1:

@@ -29,7 +29,7 @@ OWNER = {
 
 
 def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[str, str]:
-    """Returns the settings of a role whose secrets are in ``folder``, by name without prefix.
+    """Returns a role's settings, by name without prefix. The role's secrets are in ``folder``.
 
     ``role`` is ``shuffler``, ``coordinator`` or ``nodes``. ``url`` is a server's own address.
     """
@@ -64,9 +64,9 @@ def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[st
 def read_addresses(
     folder: Path, shuffler_url: str | None, coordinator_url: str | None
 ) -> tuple[str, str]:
-    """Returns both services' addresses: those in the folder, else those given, else defaults.
+    """Returns both services' addresses: from the folder, the arguments or defaults, in this order.
 
-    Raises ValueError if an address is malformed, or a given address differs from the folder's.
+    Raises ValueError if an address is malformed, or an argument differs from the folder's address.
     """
     addresses = []
     for option, name, given, default in (
