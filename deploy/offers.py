@@ -272,9 +272,9 @@ def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
     """Yields offers with one fault each.
 
     The good ``cases`` may have several pairs of trust model and aggregation. The first case of each
-    pair gets the faults of the guarantee. Only the first case of all gets the other faults. No
-    offer has an analyzer key of low order (check 22): such a key is not pinned, so check 15, which
-    comes earlier, would find the fault.
+    pair gets the faults of the guarantee. All other faults go into the very first case. No offer
+    has an analyzer key of low order (check 22): such a key is not pinned, so check 15, which comes
+    earlier, would find the fault.
     """
     good = _document(cases[0], owner)
     rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]

@@ -10,8 +10,8 @@ durable in the database. If a process is killed between commit and write, the da
 the folder. The next start accepts this database and updates the folder.
 
 The folder holds each number as the name of an empty file, and the highest number counts. Several
-processes may therefore share the folder without a lock. If a process has a folder of its own, this
-folder misses only what other processes changed since this process last started or raised the
+processes may therefore share the folder without a lock. A process may have a folder of its own.
+Such a folder misses only what other processes changed since its process last started or raised the
 number.
 """
 

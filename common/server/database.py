@@ -252,7 +252,7 @@ def notify(connection: sa.Connection, message: str) -> None:
 
 
 async def listen(engine: sa.Engine, receive: Callable[[str], None]) -> None:
-    """Calls ``receive`` with every notification, and with "" if some may have been missed."""
+    """Calls ``receive`` with every notification, and with "" if one may have been missed."""
     if engine.dialect.name != "postgresql":
         return
     from psycopg import AsyncConnection, Error  # noqa: PLC0415 -- loaded where it is needed
@@ -305,7 +305,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer takes the lock at once: SQLite may refuse it to a transaction that has read.
+        # A writer takes the lock at once: after a read, SQLite may refuse it to a transaction.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
             # SQLite would go on writing to the deleted file, and everything would be lost.

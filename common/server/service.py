@@ -58,7 +58,7 @@ _FIELDS = {
 }
 ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
 ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
-"""`ANY_CALLER`: every route's problems. `ANY_TOKEN`: those of a route with a token and a store."""
+"""`ANY_CALLER`: problems of all routes. `ANY_TOKEN`: of the routes with a token and a store."""
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -77,7 +77,7 @@ class Analyzer:
     async def open(self, context: Context, messages: Messages) -> OpenedBatch:
         """Opens and counts all messages of a batch.
 
-        Raises RemoteError ``wrong-size`` if ``messages`` has not as many bytes as the batch's
+        Raises RemoteError ``wrong-size`` if the length of ``messages`` is not the batch's
         ``release_bytes``. Raises LocalError ``unavailable`` if the worker processes died, or as
         `check_key` does.
         """

@@ -2,13 +2,13 @@
 
 Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits that are 1 at
 (h, x, a) in a batch of n episodes of a mixture pi. The estimate of the value V^pi is the sum of R
-over all (h, x, a), divided by n. The estimate is unbiased, whatever the environment's dynamics. Its
-error has two parts. Each part has a bound that holds with probability 1 - delta / 2:
+over all (h, x, a), divided by n. The estimate is unbiased, whatever the environment's dynamics. The
+estimate's error has two parts. Each part has a bound that holds with probability 1 - delta / 2:
 
 - sampling: an episode's return lies in [0, H], so Hoeffding's bound is
   H sqrt(log(4 / delta) / (2 n));
-- noise: the noise of each entry of R is independent, and a sum of centred terms of size at most b.
-  The variances of all entries sum to V. With l = log(4 / delta), Bernstein's bound is
+- noise: each entry of R has its own independent noise, a sum of centred terms of size at most b.
+  The noise variances of all entries sum to V. With l = log(4 / delta), Bernstein's bound is
   (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n.
 
 The estimate is clipped to [0, H]. V^pi lies in this interval, so clipping only brings the estimate

@@ -209,7 +209,7 @@ class PolicyCard {
     return this.show(policy, before, `Stage ${stage}, best policy`);
   }
 
-  /** Shows the likeliest policy of a deployment, and what differs from that of the deployment before. */
+  /** Shows the likeliest policy of a deployment, and what changed since the previous deployment. */
   async deployed(index) {
     const [now, before] = await Promise.all([this.view.mixture(index), index > 0 ? this.view.mixture(index - 1) : null]);
     if (this.choice.value !== `d${index}`) return;

@@ -54,7 +54,7 @@ export function apply(run, event) {
 /** Whether a deployment's batch is settled. */
 export const isSettled = (deployment) => SETTLED.includes(deployment.state);
 
-/** The index of the first deployment, from `least` on, whose record may still change; else of the last. */
+/** The index of the first deployment from `least` on that may still change, or else of the last one. */
 export function firstOpen(run, books, least) {
   const open = (_, index) => index >= least && !isSettled(books.get(index) ?? {});
   const index = run.deployments.findIndex(open);

@@ -152,7 +152,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """If the error may pass or the run is over, waits for the next try. Else, fails the run."""
+        """Fails the run, or waits for the next try (if the error may pass or the run is over)."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()

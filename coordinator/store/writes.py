@@ -70,8 +70,8 @@ def add_deployment(
 
     ``active_key`` is the analyzer's active public key, or None if any key is allowed.
 
-    Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may, or
-    ``unavailable`` if the batch's key was replaced since the descriptor was made.
+    Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may. Raises
+    LocalError ``unavailable`` if the batch's key was replaced after the descriptor was made.
     """
     if active_key is not None and issue.descriptor.analyzer_key != active_key:
         raise LocalError(

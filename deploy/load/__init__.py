@@ -1,4 +1,4 @@
 """Loads a network with nodes that really fetch, check, lease, run, encode, seal and upload.
 
-`run` is the load test. `benchmark` compares throughput with that of the cryptographic primitive.
+`run` is the load test. `benchmark` compares Riffle's throughput with the cryptographic primitive's.
 """

@@ -25,7 +25,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
 DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
 MOST_ROWS = 20  # rows of a chart's table
 MANY = 100  # least rate, in reports a second, at which each second's 99th percentile is drawn
-UNSURE = 10.0  # trials disagree if the prompt share rises by so many points at a higher rate
+UNSURE = 10.0  # trials disagree if the prompt share rises by this many points at a higher rate
 NOISY = 0.1  # other programs may use this share of the processors without a warning
 
 NEXT: dict[str, str] = {

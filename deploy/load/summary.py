@@ -166,7 +166,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
 
 
 def due_a_second(summary: Summary) -> float:
-    """Returns how many reports a second were due: with random arrivals, not exactly the rate."""
+    """Returns how many reports a second were due. Random arrivals do not have exactly the rate."""
     return float(summary["evidence"]["due"] / summary["parameters"]["seconds"])
 
 

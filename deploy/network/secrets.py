@@ -238,7 +238,7 @@ def enrol(
 
     Credentials are in ``file``, by default ``nodes/credentials.json``. Removes credentials of
     revoked nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and the
-    number of valid nodes that every owner now has at least. Raises the errors of `enrol_node`, and
+    smallest number of valid nodes that an owner now has. Raises the errors of `enrol_node`, and
     LocalError ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
