@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from random import shuffle
 
 import numpy as np
@@ -235,9 +236,11 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
     try:
         leases, sealed = wire.split_frames(body, d.report_bytes)
     except RemoteError:
-        count = len(offer.leases.keys() - offer.reported) or 1
-        each = len(body) // (count if len(body) % count == 0 else 1) - wire.LEASE_BYTES
-        offer.note("13.7", report_check.wrong_size(d, each))
+        ids = [form for lease in offer.leases for form in (bytes.fromhex(lease), lease.encode())]
+        places = [at for each in ids if (at := body.find(each)) >= 0]
+        sizes = [end - at - wire.LEASE_BYTES for at, end in pairwise([*sorted(places), len(body)])]
+        wrong = [size for size in sizes if size != d.report_bytes]
+        offer.note("13.7", report_check.wrong_size(d, wrong[0] if wrong else len(body)))
         offer.over = True
         raise
     return [(lease, bytes(report)) for lease, report in zip(leases, sealed, strict=True)]
@@ -246,7 +249,11 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
     """Compares a report with its lease's earlier one (same batch key) and other leases' reports."""
     if lease not in offer.leases:
-        offer.note("13.7", "expected a frame to begin with the id of a lease of this batch")
+        own = [sorted(bytes.fromhex(each)) for each in offer.leases]
+        is_reordered = sorted(bytes.fromhex(lease)) in own
+        why = "; a lease of this batch has its bytes in another order" * is_reordered
+        detail = f"expected a frame to begin with the id of a lease of this batch; seen {lease}"
+        offer.note("13.7", detail + why)
         offer.over = True
         raise RemoteError("wrong-size", "a frame does not begin with a lease of this batch")
     earlier, key = offer.uploads.setdefault(lease, {}), offer.keys[-1]
@@ -283,8 +290,7 @@ def session(
 
     The session ends when the client has sent no lease request and no upload for ``idle`` seconds,
     or after ``longest`` seconds. A bad offer counts as refused if the client fetches its descriptor
-    and requests no slot. The offer leaves the list of open batches when both this fetch and the
-    client's last lease request or upload are ``grace`` seconds old.
+    and requests no slot in the ``grace`` seconds after its last lease request or upload.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]
@@ -297,11 +303,16 @@ def session(
             offer.over |= now > max(offer.looked_at, recorder.changed_at) + grace
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
-        raise LocalError("unavailable", "the client sent no request; did it end?")
+        detail = "the client sent no request; did it end? client.log has the output of --"
+        raise LocalError("unavailable", f"{detail} COMMAND")
     yield from map(_refusal, bad)
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
+    is_stuck = any(offer.mistakes for offer in good)
     for case, offer in zip(cases, good, strict=True):
+        if is_stuck and not offer.leases:
+            yield Finding(False, case.name, "13", "not tried, because of mistakes in other batches")
+            continue
         mistakes = [*offer.mistakes.values(), *_examine(owner, offer, seen, pooled)]
         yield from (Finding(False, case.name, *mistake.args) for mistake in mistakes)
         if not mistakes:
@@ -331,7 +342,7 @@ def _examine(
         detail = f"expected {REPORTS} reports for this good batch; seen {len(offer.reported)}"
         why = "Are the bytes verified that were received (4.1)? Is each pinned key taken (11)?"
         if offer.case and offer.case.support:
-            why = "Is C right, without the states that cannot be reached (5.4)?"
+            why = "Do C and check 20 leave out the states that cannot be reached (5.4)?"
         if offer.leases:
             why = f"Is one sent in each lease's {LEASE_SECONDS} s, even for a failed episode (6.4)?"
         yield MistakeError("13" if offer.leases else "11", f"{detail}. {why}")

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from riffle.common.mechanism.counters import Families, Support
+from riffle.common.mechanism.counters import Families, Successors, Support, possible_cells
 from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
 from riffle.common.protocol.descriptor import (
@@ -42,19 +42,18 @@ Json = dict[str, Any]
 ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
 X, A, H, REPORTS, USERS = 5, 2, 3, 40, 5_000
 EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
-"""Batches promise epsilon and beta at the dishonest fraction GAMMA. The owner demands epsilon and
-beta only at OWNER_GAMMA, which is smaller."""
+"""Batches promise epsilon and beta at GAMMA. The owner demands them only at OWNER_GAMMA."""
 LOW, HIGH = -1.0, 1.0
 """The range of rewards in descriptors. The rewards of the environment are in [0, 1]."""
 LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS = "blanks in its JSON"
-"""The blanks stand before commas, where no JSON library writes any. If a client parses the
-descriptor and writes it again, the digest differs."""
+"""Before commas, where no JSON library writes any, so JSON that is written again differs."""
 FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
 FULL, SEVERAL = "256 counters", "3 noise bits"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
+COMMENT: Json = {"comment": ""}
 CHANGES: dict[str, Json] = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}}
 
 _h, _x, _a = np.indices((H, X, A))
@@ -72,15 +71,24 @@ def environment() -> Json:
 
 
 def _support(*steps: int, full: int = 0) -> Support:
-    """Returns a support, which has a list of possible next states for each (h, x, a).
+    """Returns a support. If y is the certain next state, it allows y + s modulo X, s in ``steps``.
 
-    If y is the certain next state, the list has y + s modulo X for each s in ``steps``. However,
-    the first ``full`` lists have all states. If ``full`` > 0, episodes may begin in any state.
+    In its first ``full`` lists, and then also at the start, all states are possible.
     """
     each = enumerate(NEXT.ravel().tolist())
     lists = (tuple(sorted((y + s) % X for s in (steps, range(X))[k < full])) for k, y in each)
-    tables = tuple(tuple(tuple(islice(lists, A)) for _ in range(X)) for _ in range(H))
-    return Support(tuple(range(X if full else 1)), tables)
+    return Support(tuple(range(X if full else 1)), _tables(lists))
+
+
+def _pruned(support: Support) -> Support:
+    """Returns the same support without successors of states that cannot be reached (5.4)."""
+    cells = possible_cells(support, X, A, H)
+    lists = (tuple((cells[cells // X == row] % X).tolist()) for row in range(H * X * A))
+    return Support(support.start, _tables(lists))
+
+
+def _tables(lists: Iterator[tuple[int, ...]]) -> tuple[Successors, ...]:
+    return tuple(tuple(tuple(islice(lists, A)) for _ in range(X)) for _ in range(H))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +183,11 @@ class Owner:
 
 @dataclass
 class Offer:
-    """A batch that is listed as ``batch_id``, and what the client did with the batch.
+    """A batch that is listed as ``batch_id``, its descriptor's bytes, and what the client did.
 
-    ``data`` has the descriptor's bytes. A good offer has a ``case``, and its ``fault`` is the event
-    that is still to come. A bad offer has a ``fault`` that check number ``check`` finds. Only the
-    last of the batch ``keys`` is valid. ``uploads`` has the first report of each lease under each
-    batch key.
+    A good offer has a ``case``, and its ``fault`` is the event that is still to come. A bad offer
+    has a ``fault`` that check number ``check`` finds. Only the last of the batch ``keys`` is valid.
+    ``uploads`` has the first report of each lease under each batch key.
     """
 
     batch_id: str
@@ -227,8 +234,8 @@ def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
     fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
     fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
     fields |= {"trust": case.trust, "aggregation": case.aggregation, "families": case.families}
-    support = _support(0, 1, 2, 3, full=8) if case.fault == FULL else _support(0, 1)
-    fields |= {"support": support if case.support else None}
+    supports = {FULL: _support(0, 1, 2, 3, full=8), SEVERAL: _pruned(_support(0, 1))}
+    fields |= {"support": supports.get(case.fault, _support(0, 1)) if case.support else None}
     spec, key = RunSpec(**(fields | changes)), (owner.analyzer, owner.second)[case.fault == ROTATED]
     issuer = Issuer(SHUFFLER_ID, key.public.hex, time.time, spec.dishonest_fraction)
     deployment = Deployment(0, "manual", MIXTURE, REPORTS, case.layer)
@@ -247,8 +254,7 @@ def _named(document: Json) -> Json:
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     """Returns the offer of a descriptor, which need not be valid.
 
-    Members of ``document`` with a name from ``how`` (below) are not part of the descriptor: they
-    say how the offer is served and signed.
+    Members with names in ``how`` (below) say how it is served and signed. They are left out.
     """
     pair = KeyPair.generate()
     how: Json = {"listed": document.get("batch_id"), "first": "", "label": LABEL_DEPOSIT}
@@ -269,16 +275,14 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
 
 
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
-    """Yields offers with one fault each.
+    """Yields offers with one fault each; faults of guarantees for each kind of batch in ``cases``.
 
-    The good ``cases`` may have several pairs of trust model and aggregation. The first case of each
-    pair gets the faults of the guarantee. All other faults go into the very first case. No offer
-    has an analyzer key of low order (check 22): such a key is not pinned, so check 15, which comes
-    earlier, would find the fault.
+    None has an analyzer key of low order (check 22), for check 15 would find that it is not pinned.
     """
     good = _document(cases[0], owner)
     rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
     for nested, kind in (("noise", NoiseDocument), ("guarantee", GuaranteeDocument)):
+        rows.append((2, f"its {nested} has an unknown member", {nested: good[nested] | COMMENT}))
         for check, fault, changes in _malformed(kind, good[nested]):
             left = {k: v for k, v in (good[nested] | changes).items() if v is not ...}
             rows.append((check, f"in its {nested}, {fault}", {nested: left}))
@@ -319,6 +323,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
     now, first = int(time.time()), good["weights"][0]
     wide_batch = _document(base, owner, actions=A + 1, support=None)
     narrow_batch = _document(base, owner, support=_support(1))
+    wide = _document(base, owner, support=_support(0, 1))
     policies = [good["policies"][0], [[A] * X] * H]
     kind = "flips" if base.trust != "local" else "laplace"
     less = good["guarantee"] | {"dishonest_fraction": GAMMA / 2}
@@ -340,8 +345,8 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
         (21, "it has a test seed", {"test_seed": 1}),
         (17, "it has one action more than the environment", wide_batch),
         (20, "its support leaves out transitions that occur", narrow_batch),
-        (2, "it has an unknown member", {"comment": ""}),
-        (2, "its noise has an unknown member", {"noise": good["noise"] | {"comment": ""}}),
+        (2, "it has an unknown member", COMMENT),
+        (2, "its support has an unknown member", wide | {"support": wide["support"] | COMMENT}),
         (2, "its version is 2", {"version": 2}),
         (2, "its weights do not sum to 2^32", {"weights": [first, TOTAL_WEIGHT - first - 1]}),
         (2, "a policy has actions that do not exist", {"policies": policies}),
@@ -355,8 +360,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
 def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
     """Yields rows with a weaker guarantee than the owner demands or the descriptor promises."""
     batch, kind = partial(_document, base, owner), f"; {base.name}"
-    share = batch(dishonest_fraction=0.3)
-    yield 24, f"one owner may hold more slots than the owner allows{kind}", share
+    yield 24, f"one owner may hold more slots than allowed{kind}", batch(dishonest_fraction=0.3)
     is_coarse = base.trust == "central" or base.aggregation == "sums"  # noise comes in whole bits
     factor = 1.125 if is_coarse else 1.005
     larger = batch(epsilon=factor * EPSILON, dishonest_fraction=OWNER_GAMMA)

@@ -86,6 +86,7 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
     whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
+    expected += "; with dummies, see 10" * (d.trust == "central")
     return f"expected {d.report_bytes} bytes ({expected}); seen {size} bytes, {seen}"
 
 
@@ -94,12 +95,13 @@ def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
     if d.trust == "local":
         counts, wrong = local_model.count(d.layout, symbols)
         if wrong.size:
-            raise MistakeError("9", f"expected zeros after the last of {C} bits; seen a 1")
+            other = np.unpackbits(symbols.astype(np.uint8), axis=1, bitorder="little")[:, C:]
+            why = "" if other.any() else "; all are zeros if a byte's lowest bit is the first"
+            raise MistakeError("9", f"expected zeros after the last of {C} bits; seen a 1{why}")
         return counts
     if symbols.max() <= C:
         return np.bincount(symbols.ravel(), minlength=C + 1)
-    is_swapped = d.symbols.read(plain[::-1]).max() <= C
-    why = "; read as little-endian, all exist" if is_swapped else ""
+    why = "; read as little-endian, all exist" * bool(d.symbols.read(plain[::-1]).max() <= C)
     detail = f"expected big-endian indices up to {C}, the dummy's; seen {symbols.max()}"
     raise MistakeError("7", detail + why)
 
@@ -116,10 +118,10 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
         return np.append(right, 0).astype(np.int64)
     vectors = [(f"a mask with {name}", words - other) for name, other in masks]
     vectors += [("no mask", words), ("big-endian words before the mask", right.byteswap())]
-    vectors += [("big-endian words", words.byteswap() - mask)]
+    vectors += [("big-endian words", words.byteswap() - mask), ("a subtracted mask", words + mask)]
     vectors += [("a stream of big-endian words", words - mask.byteswap())]
-    vectors += [("a mask that was subtracted", words + mask)]
-    found = next((name for name, vector in vectors if vector.max() <= most), "another mistake")
+    other = "another mistake (label, digest and E in the info; AES-128; counter from 0)"
+    found = next((name for name, vector in vectors if vector.max() <= most), other)
     raise MistakeError("8.3", f"expected words of at most {most} under the mask; seen {found}")
 
 
@@ -192,10 +194,7 @@ def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """An observed number; ``law[k]`` is the probability that a correct client's number is k.
-
-    Tests of the same ``name`` in several batches may be added.
-    """
+    """An observed number; ``law[k]`` is the probability that a correct client's number is k."""
 
     section: str
     name: str
@@ -217,8 +216,9 @@ class Test:
         below, above = self.law[: self.observed + 1].sum(), self.law[self.observed :].sum()
         if min(below, above) > LEVEL / 2:
             return None
+        exact = "" if self.section[0] in {"5", "6"} else " (drawn exactly, without approximation?)"
         mean = float(self.law @ np.arange(self.law.size))
-        detail = f"{self.name}: expected about {mean:.4g}, seen {self.observed}"
+        detail = f"{self.name}: expected about {mean:.4g}, seen {self.observed}{exact}"
         return MistakeError(self.section, detail)
 
 
@@ -353,8 +353,8 @@ class BatchLaw:
             for value in np.unique(values[values >= 0]):
                 groups[f"counters with {axis} = {value}"] = values == value
         for name, group in groups.items():
-            law = binomial(N * int(group.sum()), p)
-            yield test(f"noise of {name}", int(totals[group].sum()), law)
+            ones = int(totals[group].sum())
+            yield test(f"noise of {name}", ones, binomial(N * int(group.sum()), p))
         law = binomial(size, (1 - p) ** N)
         yield test("counters that no report gave noise", int((totals == 0).sum()), law)
         law = np.diff(np.cumsum(binomial(N, p)) ** size, prepend=0)

@@ -23,7 +23,7 @@ from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.deploy import offers
 from riffle.deploy.conformance import Finding, Recorder, serving, session
-from riffle.deploy.offers import FAULTS, FULL, Case, Offer, Owner
+from riffle.deploy.offers import FAULTS, FULL, SEVERAL, Case, Offer, Owner, good_offer
 from riffle.node_client import trust
 from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
@@ -80,6 +80,7 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "first pin only": ([Case(layer=1, support=True, fault=ROTATED)], "expected 40 reports"),
     "stream big-endian": ([SUMS], "a stream of big-endian words"),
     "lease ids in hexadecimal": ([SMALL], "seen 554 bytes"),
+    "lease ids of a Guid": ([SMALL], "has its bytes in another order"),
     "lease ids last": ([SMALL], "a frame to begin with the id of a lease"),
     "wrong header": ([SMALL], "the batch key's id in Riffle-Batch-Key"),
     "no header": ([SMALL], "the batch key's id in Riffle-Batch-Key; seen None"),
@@ -87,13 +88,16 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "no retry": ([Case(layer=1, support=True, fault=LOST)], "upload again after no final answer"),
     "every 404 is final": ([Case(layer=1, support=True, fault=PROXY)], "upload again after no"),
     "leases by position": ([Case(layer=1, support=True, fault=STRANGER)], "that it did not name"),
-    "no report of a failed episode": ([SMALL], "also if its episode failed"),
+    "no report of a failed episode": ([SMALL], "even for a failed episode"),
     "width of C - 1": ([Case(support=True, fault=FULL)], "messages of 50 bytes in a seal"),
     "redraws on a new key": ([Case(layer=1, support=True, fault=NEW_KEY)], "the same messages"),
     "old key again": ([Case(layer=1, support=True, fault=NEW_KEY)], "seen 0"),
     "one ephemeral key": ([SMALL], "a new ephemeral key in every seal"),
     "one seal for two slots": ([SMALL], "one seal for two"),
-    "bits in the other order": ([Case(trust="local")], "zeros after the last of 300 bits"),
+    "bits in the other order": (
+        [Case(trust="local")],
+        "last of 300 bits.* lowest bit is the first",
+    ),
     "words big-endian": ([SUMS], "big-endian words"),
     "no mask": ([SUMS], "seen no mask"),
     "mask with another label": ([SUMS], "the label b'riffle v1 message"),
@@ -108,6 +112,8 @@ UNCHECKED = {
     "coordinator's signature": (3, "the coordinator"),
     "owner_share must not be": (2, "its owner_share is above"),
     "noise.comment": (2, "its noise has an unknown member"),
+    "guarantee.comment": (2, "its guarantee has an unknown member"),
+    "support.comment": (2, "its support has an unknown member"),
     "asked for": (5, "its batch id is not the one asked for"),
     "time left": (8, "an episode may outlast it"),
     "the descriptor promises": (26, "it promises a smaller epsilon than its noise gives"),
@@ -239,7 +245,16 @@ def test_a_weakened_check_takes_an_offer(
 def test_a_right_client_passes_every_kind_of_batch(tmp_path: Path) -> None:
     kinds: list[Case] = [SMALL, SUMS, CENTRAL[1], Case("paper", 1, True, trust="local")]
     kinds += [Case(layer=1, support=True, fault=fault) for fault in FAULTS]
+    kinds += [Case(support=True, fault=SEVERAL)]
     assert [finding for finding in findings(tmp_path, "", kinds) if not finding.ok] == []
+
+
+def test_a_good_batch_has_no_successors_of_states_that_cannot_be_reached() -> None:
+    """A client that compares all lists with its environment's would refuse this batch."""
+    offer = good_offer(Case(support=True, fault=SEVERAL), Owner())
+    support = json.loads(offer.data)["support"]["next"]
+    assert support[0][0] != [[], []]
+    assert support[0][1] == [[], []]
 
 
 def test_riffles_own_node_passes(tmp_path: Path) -> None:

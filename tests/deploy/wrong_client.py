@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import numpy as np
@@ -293,6 +294,8 @@ class WrongClient:
         ids = [bytes.fromhex(lease["lease"]) for lease in leases]
         if self.mistake == "lease ids in hexadecimal":
             ids = [lease.hex().encode() for lease in ids]
+        if self.mistake == "lease ids of a Guid":
+            ids = [UUID(bytes=lease).bytes_le for lease in ids]
         if self.mistake == "lease ids last":
             return b"".join(r + i for i, r in zip(ids, sealed, strict=True))
         return b"".join(i + r for i, r in zip(ids, sealed, strict=True))
