@@ -17,20 +17,20 @@ writing lock. If several replicas start together, one replica creates the tables
 replicas find them. A service refuses a store of another version and leaves it unchanged.
 
 Replicas notify each other with PostgreSQL's LISTEN and NOTIFY. The commit delivers a notification.
-A notification only wakes waiters, which then read the store. A lost notification costs a short
-delay, because waiters also check periodically. SQLite serves one process and needs none of this.
+It only wakes waiters, which then read the store. Waiters also check periodically, so a lost
+notification costs only a short delay. A SQLite file serves one process, which locks it.
 
-The head of a store is a number outside the database that reveals an outdated database. The database
-holds a number, too. A transaction that must not be forgotten raises the number in the database. The
-service copies the raised number to the head before it answers anybody. A service refuses a database
-with a number below the head.
+A store's head (`common.process.heads`) reveals an outdated database. The service writes the head
+before it answers anybody, and refuses a database whose number is below its head.
 """
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import sqlite3
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -218,6 +218,8 @@ def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engi
     """
     engine = _connectable(url)
     try:
+        if head is not None and not is_shared(engine):
+            _hold(engine)
         with writer(engine).begin() as connection:
             schema.prepare(connection)
             if head is not None:
@@ -295,9 +297,8 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
         # 16 MiB of log: a page that many commits change is copied to the database file only once.
         connection.execute("PRAGMA wal_autocheckpoint=4000")
         connection.execute("PRAGMA foreign_keys=ON")
-        # Some builds of SQLite overwrite deleted data with zeros, which costs time and leaves a
-        # copy in the log. Data that must become unreadable is encrypted, and its key is destroyed
-        # (`shuffler.store.vault`).
+        # Overwriting deleted data costs time and leaves a copy in the log. Data that must become
+        # unreadable is encrypted, and its key is destroyed (`shuffler.store.vault`).
         connection.execute("PRAGMA secure_delete=OFF")
         connection.create_function("row_checksum", -1, _checksum, deterministic=True)
         if not opened and engine.url.database:
@@ -314,6 +315,17 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def _hold(engine: sa.Engine) -> None:
+    """Holds a SQLite file for this process; raises LocalError if another process holds it."""
+    lock = os.open(f"{engine.url.database}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    weakref.finalize(engine, os.close, lock)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        detail = "another process serves it; end that process, or use PostgreSQL for replicas"
+        raise LocalError("unavailable", detail) from error
+
+
 def _is_in_place(path: str, opened: os.stat_result) -> bool:
     try:
         return os.path.samestat(Path(path).stat(), opened)
@@ -322,11 +334,7 @@ def _is_in_place(path: str, opened: os.stat_result) -> bool:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Sets WAL mode.
-
-    If another process opens the same new file at the same time, SQLite answers "locked" without
-    waiting. Tries again after such an answer.
-    """
+    """Sets WAL mode. Tries again if SQLite says "locked": another process opens the new file."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
