@@ -6,6 +6,7 @@ an input was refused; 4 a required service or file is not available, or is in us
 
 import datetime
 import json
+import os
 import sys
 import threading
 import time
@@ -280,6 +281,9 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             fail(error.detail, exit_code(error))
         except (ValueError, FileExistsError) as error:
             fail(str(error), Exit.REFUSED)
+        except BrokenPipeError:  # the reader, such as `head`, has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(Exit.DONE) from None
         except OSError as error:
             fail(f"{error.strerror or error} {error.filename or ''}".strip(), Exit.UNAVAILABLE)
         except MemoryError as error:

@@ -31,8 +31,8 @@ RECORD_SECONDS = 10.0
 MAX_ANSWER_BYTES = 2 * MAX_DESCRIPTOR_BYTES
 """Twice a descriptor's limit: a deposit's answer has the descriptor as an escaped JSON string."""
 MAY_PASS = {
-    "unauthorized": "the coordinator's token; see SHUFFLER_TOKEN",
-    "forbidden": "the coordinator's token; see SHUFFLER_TOKEN",
+    "unauthorized": "the coordinator's token; see RIFFLE_COORDINATOR_SHUFFLER_TOKEN_FILE",
+    "forbidden": "the coordinator's token; see RIFFLE_COORDINATOR_SHUFFLER_TOKEN_FILE",
     "outdated-key": "pin the analyzer's new key at the shuffler",
 }
 """Refusals that an operator can resolve while the run waits, with advice."""

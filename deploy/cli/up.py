@@ -98,7 +98,7 @@ def run_command(
 ) -> None:
     """Run on a network that is up, follow the run to its end, write the results."""
     if detach and (force or out != Path("runs/run")):
-        raise ValueError("--detach writes no results: leave --out and --force out; see riffle show")
+        raise ValueError("--detach writes no results, so drop --out and --force; see riffle show")
     started = time.monotonic()
     chosen = replace(options, preset=preset).apply(name=name)
     with Operator.of(network, coordinator_url) as operator:

@@ -44,7 +44,8 @@ def settings_of(role: str, shuffler_url: str, url: str, folder: Path) -> dict[st
         settings["CREDENTIALS_FILE"] = str(folder / "credentials.json")
     else:
         first = urlsplit(split_urls(url)[0])
-        settings["HOST"] = LOOPBACK if is_loopback_service(url) else EVERYWHERE
+        here = (first.hostname or "").replace("localhost", LOOPBACK)
+        settings["HOST"] = here if is_loopback_service(url) else EVERYWHERE
         settings["PORT"] = str(first.port or 443)
         settings["DATA_DIR"] = str(folder / f"../{role}-data")
         settings["STORAGE_KEY_FILE"] = str(folder / f"../{role}-storage/key")

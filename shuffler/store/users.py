@@ -185,7 +185,9 @@ def authenticate(connection: Connection, token: str) -> str:
     """
     node_id = connection.scalar(_BY_TOKEN, {"hash": hash_token(token)})
     if node_id is None:
-        raise RemoteError("unauthorized", "this token is not that of an enrolled node")
+        raise RemoteError(
+            "unauthorized", "this token is not that of an enrolled node, or the node was revoked"
+        )
     return str(node_id)
 
 

@@ -142,3 +142,18 @@ def test_completion_of_a_command_s_name_imports_no_command() -> None:
     )
     assert {"show", "simulate", "stop"} <= set(done.stdout.split())
     assert not {"numpy", "riffle.coordinator", "httpx"} & set(done.stdout.split())
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    program = (
+        "import typer; from riffle.deploy.output import one_line_errors\n"
+        "def rows() -> None: [print('row', flush=True) for _ in range(100_000)]\n"
+        "typer.run(one_line_errors(rows))"
+    )
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0

@@ -9,7 +9,12 @@ from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.batches.keys import KeyRing
 from riffle.coordinator.settings import Settings as CoordinatorSettings
 from riffle.deploy.network.secrets import init_network
-from riffle.deploy.network.settings_files import EVERYWHERE, read_addresses, write_settings
+from riffle.deploy.network.settings_files import (
+    EVERYWHERE,
+    read_addresses,
+    settings_of,
+    write_settings,
+)
 from riffle.node_client.settings import Settings as NodeSettings
 from riffle.shuffler.settings import Settings as ShufflerSettings
 
@@ -81,3 +86,15 @@ def test_a_loopback_network_needs_no_tls(tmp_path: Path) -> None:
         assert (settings.host, settings.tls()) == ("127.0.0.1", None)
     with pytest.raises(LocalError, match="cannot read settings file"):
         NodeSettings.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://127.0.0.2:8401,https://127.0.0.3:8402", "127.0.0.2"),
+        ("http://localhost:8401", "127.0.0.1"),
+        ("https://a.example", EVERYWHERE),
+    ],
+)
+def test_a_server_listens_where_its_first_address_is(url: str, host: str, tmp_path: Path) -> None:
+    assert settings_of("shuffler", url, url, tmp_path)["HOST"] == host
