@@ -303,8 +303,8 @@ def session(
             offer.over |= now > max(offer.looked_at, recorder.changed_at) + grace
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
-        detail = "the client sent no request; did it end? client.log has the output of --"
-        raise LocalError("unavailable", f"{detail} COMMAND")
+        detail = "the client sent no request; did it end? client.log has its output"
+        raise LocalError("unavailable", detail)
     yield from map(_refusal, bad)
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
@@ -380,8 +380,7 @@ def _check_reports(
 def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
-    The number of ones is wrong if a correct client has a number this extreme with probability at
-    most `ERROR_RATE`.
+    A number of ones is wrong if a correct client has it, or one more extreme, at `ERROR_RATE`.
     """
     d, layout = keys.context.descriptor, keys.context.descriptor.layout
     try:

@@ -144,8 +144,7 @@ class Owner:
     """The owner of the client: demands, people, and keys that only this test uses.
 
     The client pins the public halves of ``coordinator``, ``shuffler``, ``analyzer`` and ``second``.
-    The client may ask ``users`` for episodes, and may hide their ids from the shuffler with
-    ``users_key``.
+    The client may ask ``users`` for episodes, and may hide their ids with ``users_key``.
     """
 
     trust: Sequence[Trust] = ("shuffle",)
