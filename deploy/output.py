@@ -47,7 +47,7 @@ class RunError(LocalError):
 
 
 class Commands(TyperGroup):
-    """A group of commands. Unlike Typer's usage errors, its usage errors quote the wrong value."""
+    """A group of commands. Its usage errors quote the value that was refused; Typer's do not."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  (Typer's own types)
         """Runs the command that the context names."""

@@ -163,7 +163,7 @@ class PersonalLedger:
     def charge(self, users: Sequence[str], charge: Charge) -> list[str]:
         """Charges users durably for a report to a batch; returns those who were charged.
 
-        Only these users may be asked.
+        Only these users may be asked for an episode.
         """
         charged, document, now = [], charge.model_dump_json(), int(self.clock())
         with self._writing() as database:

@@ -183,11 +183,11 @@ class Head(HeadFolder):
         return number + 1
 
     def start(self, connection: Connection) -> int:
-        """Returns the number of a database that is being opened; the caller must `write` it.
+        """Returns the number in a database that is being opened; the caller must `write` it.
 
-        If the number is below the folder's number, raises LocalError ``unavailable``. If the
-        operator's setting names the folder's number, accepts the database instead, and raises the
-        database's number above the folder's number. The setting thus works only once.
+        If the number is below the folder's number, raises LocalError ``unavailable``, unless the
+        operator's setting equals the folder's number. Then the database gets the next number, so
+        the setting works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

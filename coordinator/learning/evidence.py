@@ -69,9 +69,10 @@ class Evidence:
         )
 
     def conserve_flow(self) -> Evidence:
-        """Returns flow-consistent counts (`postprocess.conserve`). Visits are their sums over x'.
+        """Returns flow-consistent counts (`postprocess.conserve`).
 
-        The result keeps the old variances, which are upper bounds of the true variances.
+        The result's visits are the sums of its transitions over x'. The result keeps the old
+        variances, which are upper bounds of the true variances.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:

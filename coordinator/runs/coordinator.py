@@ -287,7 +287,7 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons open batches of the shuffler that this store, an older copy, does not know.
+        """Abandons the shuffler's open batches that an older copy of the store does not know.
 
         Nobody would count these batches, so no user should spend a report on them. The shuffler's
         list is read before the store. Every replica stores a batch before it deposits the batch, so

@@ -161,7 +161,7 @@ def build(setting: Setting, noise: Noise | None = None) -> World:
 
 
 def calibrated_noise(setting: Setting) -> Noise:
-    """Returns the noise that the product would choose: the fewest expected bits that are 1."""
+    """Returns the noise that Riffle would choose, which has the fewest expected 1-bits."""
     required = Guarantee(setting.epsilon, setting.beta)
     return calibrate(setting.layout, setting.n, required).noise
 

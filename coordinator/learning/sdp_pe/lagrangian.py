@@ -86,7 +86,7 @@ class Points:
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Overwrites the points `where[chosen]` with the points `chosen` of `other`."""
+        """Puts points of `other`, those in the mask `chosen`, into the places `where[chosen]`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
 
