@@ -17,7 +17,7 @@ from starlette.types import Lifespan
 from riffle.common.process.endpoint import hash_token, server_verification
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.limits import ConcurrencyLimit
-from riffle.common.server.service import make_app, problem_answer, serve
+from riffle.common.server.service import hold, make_app, problem_answer, serve
 from riffle.coordinator.api import operations, results, runs
 from riffle.coordinator.api.access import OPERATOR, make_authenticator
 from riffle.coordinator.batches.analyzer import Analyzer
@@ -133,6 +133,8 @@ def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> N
     """
     settings.tls()
     app = create_app(settings)
+    prepare_directory(settings.data_dir)
+    hold(settings.url)
 
     def release_waiting() -> None:
         app.state.coordinator.signals.close()

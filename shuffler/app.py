@@ -32,6 +32,7 @@ from riffle.common.server.service import (
     ANY_CALLER,
     MAX_JSON_BYTES,
     declare_problems,
+    hold,
     json_body,
     make_app,
     read_body,
@@ -361,5 +362,6 @@ async def _document(request: Request, model: type[D]) -> D:
 def run(settings: Settings, *, on_start: Callable[[], None] = lambda: None) -> None:
     """Serves until SIGTERM or SIGINT. Raises LocalError if settings, store or port are unusable."""
     preflight(settings)
+    hold(settings.url)
     app = create_app(settings)
     serve(app, settings, "shuffler", on_start, lambda: release_polls(app))

@@ -25,12 +25,10 @@ before it answers anybody, and refuses a database whose number is below its head
 """
 
 import asyncio
-import fcntl
 import hashlib
 import os
 import sqlite3
 import time
-import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -218,8 +216,6 @@ def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engi
     """
     engine = _connectable(url)
     try:
-        if head is not None and not is_shared(engine):
-            _hold(engine)
         with writer(engine).begin() as connection:
             schema.prepare(connection)
             if head is not None:
@@ -313,17 +309,6 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
             detail = "the store's file was removed or replaced; restart the service"
             raise LocalError("unavailable", detail)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _hold(engine: sa.Engine) -> None:
-    """Holds a SQLite file for this process; raises LocalError if another process holds it."""
-    lock = os.open(f"{engine.url.database}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    weakref.finalize(engine, os.close, lock)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        detail = "another process serves it; end that process, or use PostgreSQL for replicas"
-        raise LocalError("unavailable", detail) from error
 
 
 def _is_in_place(path: str, opened: os.stat_result) -> bool:

@@ -1,7 +1,9 @@
 """HTTP for both services: the app, problem documents, bounded bodies, tokens, serving."""
 
 import asyncio
+import fcntl
 import gc
+import os
 import resource
 import signal
 import socket
@@ -225,6 +227,24 @@ def token_of(*callers: str) -> params.Depends:
 
         dependency = Depends(same)
     return dependency
+
+
+def hold(url: str) -> None:
+    """Keeps other services off a SQLite file until this process ends; else does nothing.
+
+    Raises LocalError ``unavailable`` if another process holds the file.
+    """
+    file = url.removeprefix("sqlite:///").partition("?")[0]
+    if not url.startswith("sqlite:///") or file in {"", ":memory:"}:
+        return
+    try:
+        lock = os.open(f"{file}.lock", os.O_RDWR | os.O_CREAT, 0o600)  # closing it would free it
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        why = error.strerror
+        if isinstance(error, BlockingIOError):
+            why = "another process serves it; end that process, or use PostgreSQL for replicas"
+        raise LocalError("unavailable", f"the store {file} cannot be used: {why}") from error
 
 
 def serve(

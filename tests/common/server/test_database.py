@@ -1,9 +1,6 @@
 """Opening a database: durability, locks, versions, damage, and the errors of each."""
 
-import gc
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +41,6 @@ from riffle.coordinator.store import schema as coordinator_schema
 from riffle.shuffler.store import schema as shuffler_schema
 from tests.postgres import Cluster
 
-ROOT = Path(__file__).parents[3]
 metadata = MetaData()
 meta = meta_table(metadata)
 things = Table("things", metadata, Column("thing", Integer, primary_key=True))
@@ -288,25 +284,6 @@ def test_a_damaged_page_is_refused(tmp_path: Path) -> None:
         with pytest.raises(LocalError, match="cannot be used") as caught:
             open_database(SCHEMA, f"sqlite:///{path}", head)
         assert caught.value.slug == "unavailable"
-
-
-def test_a_sqlite_file_serves_one_process(tmp_path: Path) -> None:
-    """Two services on one file would each miss what the other one changes."""
-    url, head = f"sqlite:///{tmp_path / 'a.sqlite'}", Head(tmp_path, "things", meta)
-    held = open_database(SCHEMA, url, head)
-    open_database(SCHEMA, url, head).dispose()  # this process may open its own file again
-    program = (
-        "import sys; from pathlib import Path; from tests.common.server.test_database import *\n"
-        "try: open_database(SCHEMA, sys.argv[1], Head(Path(sys.argv[2]), 'things', meta))\n"
-        "except LocalError as error: print(error.detail)"
-    )
-    words = [sys.executable, "-c", program, url, str(tmp_path)]
-    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert "another process serves it" in said
-    del held
-    gc.collect()
-    said = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert said == "", "the file is free again"
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"])

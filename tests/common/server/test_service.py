@@ -2,9 +2,13 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from inspect import isasyncgenfunction, iscoroutinefunction
-from typing import Annotated
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -18,7 +22,8 @@ from riffle.common.process.endpoint import hash_token
 from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import PROBLEMS, URN, LocalError, RemoteError, problem_slug
 from riffle.common.server.limits import Authenticator, Credential, FailedAttempts, RateLimit
-from riffle.common.server.service import install_problem_handlers, read_body, token_of
+from riffle.common.server.service import hold, install_problem_handlers, read_body, token_of
+from riffle.coordinator import app as coordinator_app
 from riffle.coordinator.api import operations, results, runs
 from riffle.shuffler import app as shuffler_app
 
@@ -166,3 +171,50 @@ def test_refusals_name_the_scheme_and_the_allowed_methods() -> None:
     unknown, wrong = client.get("/secret"), client.put("/secret")
     assert (unknown.status_code, unknown.headers["WWW-Authenticate"]) == (401, "Bearer")
     assert (wrong.status_code, wrong.headers["Allow"]) == (405, "GET")
+
+
+def test_a_sqlite_file_serves_one_process(tmp_path: Path) -> None:
+    """Two services on one file would each miss what the other one changes."""
+    url = f"sqlite:///{tmp_path / 'a.sqlite'}"
+    program = "import sys; from riffle.common.server.service import hold; hold(sys.argv[1])"
+    holding = f"{program}; print('held', flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", holding, url]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin and other.stdout
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(LocalError, match="another process serves it"):
+            hold(url)
+        other.stdin.close()
+    hold(url)
+    hold(url)  # this process may open its own file again
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "postgresql:///x"])
+def test_what_is_no_file_needs_no_lock(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hold(url)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_locked_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="cannot be used: No such file") as caught:
+        hold(f"sqlite:///{tmp_path}/nowhere/a.sqlite")
+    assert caught.value.slug == "unavailable"
+
+
+@pytest.mark.parametrize("module", [shuffler_app, coordinator_app], ids=["shuffler", "coordinator"])
+def test_a_service_holds_its_store_before_it_serves(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    settings: Any = SimpleNamespace(url="sqlite:///s", data_dir=tmp_path, tls=lambda: None)
+    app = SimpleNamespace(state=None)
+    monkeypatch.setattr(module, "create_app", lambda _: app)
+    monkeypatch.setattr(module, "hold", done.append)
+    monkeypatch.setattr(module, "serve", lambda *_: done.append("serves"))
+    if module is shuffler_app:
+        monkeypatch.setattr(module, "preflight", lambda _: None)
+    module.run(settings)
+    assert done == ["sqlite:///s", "serves"]
