@@ -310,7 +310,7 @@ def session(
     pooled: dict[str, Test] = {}
     is_stuck = any(offer.mistakes for offer in good)
     for case, offer in zip(cases, good, strict=True):
-        if is_stuck and not offer.leases:
+        if is_stuck and not (offer.leases or offer.mistakes):
             yield Finding(False, case.name, "13", "not tried, because of mistakes in other batches")
             continue
         mistakes = [*offer.mistakes.values(), *_examine(owner, offer, seen, pooled)]

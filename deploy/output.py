@@ -6,7 +6,7 @@ an input was refused; 4 a required service or file is not available, or is in us
 
 import datetime
 import json
-import os
+import select
 import sys
 import threading
 import time
@@ -281,10 +281,9 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             fail(error.detail, exit_code(error))
         except (ValueError, FileExistsError) as error:
             fail(str(error), Exit.REFUSED)
-        except BrokenPipeError:  # the reader, such as `head`, has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(Exit.DONE) from None
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and _reader_is_gone():
+                raise  # click then ends quietly
             fail(f"{error.strerror or error} {error.filename or ''}".strip(), Exit.UNAVAILABLE)
         except MemoryError as error:
             fail(f"this machine's memory is too small for it: {error}", Exit.UNAVAILABLE)
@@ -292,6 +291,13 @@ def one_line_errors(command: Callable[P, T]) -> Callable[P, T]:
             fail("interrupted", Exit.INTERRUPTED)
 
     return run
+
+
+def _reader_is_gone() -> bool:
+    """Returns whether nobody reads this process's output any more, as after ``| head``."""
+    output = select.poll()
+    output.register(sys.stdout, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 def exit_code(error: RiffleError) -> Exit:

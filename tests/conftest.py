@@ -41,6 +41,7 @@ hypothesis.settings.register_profile("riffle", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("riffle")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Lets each process start with its share of the long tests: none waits for one at the end.
 

@@ -111,7 +111,8 @@ def next_step(summary: Summary) -> str:
     limit = summary["verdict"]["limit"]
     again = ["on an idle machine"] if limit != "none" and _others(summary) else []
     if _unfilled(summary):
-        again.append(f"with --duration {_filling_seconds(summary)}, so that batches fill")
+        n, seconds = summary["parameters"]["reports_a_batch"], _filling_seconds(summary)
+        again.append(f"with --duration {seconds} --batch {n}, so that batches fill")
     repeat = f"repeat {' and '.join(again)}" if again else ""
     # If other programs used the machine, it may be large enough without them.
     then = "" if repeat and limit == "machine" else NEXT[limit].format_map(summary["parameters"])

@@ -10,7 +10,7 @@ loads: `next_rate` chooses the next load's rate, and `capacity` chooses the summ
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from operator import attrgetter
@@ -204,6 +204,7 @@ def summarize(
         for name, first in read[0].items()
     }
     seconds = max(end.at, 1e-9)
+    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
     evidence = _evidence(parameters, samples, batches, used, generators, answered)
     return {
         "verdict": asdict(judge(evidence)),
@@ -224,7 +225,7 @@ def summarize(
         "memory": {name: _memory(samples, name) for name in used},
         "evidence": asdict(evidence),
         "batches": batches,
-        "series": [rates(now, before) for before, now in pairwise(samples)],
+        "series": [rates(now, before, cores) for before, now in pairwise(samples)],
     }
 
 
@@ -284,8 +285,11 @@ def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
     }
 
 
-def rates(now: Sample, before: Sample) -> dict[str, float]:
-    """Returns rates of reports, latencies and use of resources between two samples."""
+def rates(now: Sample, before: Sample, cores: Collection[int] = ()) -> dict[str, float]:
+    """Returns rates of reports, latencies and use of resources between two samples.
+
+    The use by other programs is that of ``cores``; all cores if there are none.
+    """
     seconds = max(now.at - before.at, 1e-9)
     fresh = {
         "due": now.tally.started - before.tally.started,
@@ -302,7 +306,7 @@ def rates(now: Sample, before: Sample) -> dict[str, float]:
             row[f"{name} processors"] = use.since(before.use[name]).total / seconds
         row[f"{name} mib"] = use.rss / 2**20
     if {"coordinator", "shuffler"} <= now.use.keys() and now.cores.keys() == before.cores.keys():
-        busy = sum(now.cores[core][0] - before.cores[core][0] for core in now.cores)
+        busy = sum(now.cores[core][0] - before.cores[core][0] for core in cores or now.cores)
         known = sum(row.get(f"{name} processors", 0.0) for name in now.use)
         row[f"{OTHERS} processors"] = max(0.0, busy / seconds - known)
     return row

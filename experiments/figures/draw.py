@@ -252,6 +252,7 @@ def _draw_trade_off(axes: Axes, curve: Series, style: dict[str, Any]) -> None:
 def _name_points(axes: Axes) -> None:
     """Writes names beside the points: on the right below `MANY` switches, otherwise on the left."""
     if not (points := [(*bar[0].get_xydata()[0], bar) for bar in axes.containers]):
+        axes.set(xscale="linear", yscale="linear")  # logarithms need a number
         return
     axes.set_ylim(min(y for _, y, _ in points) / 1.5, 2 * max(y for _, y, _ in points))
     for few in (True, False):

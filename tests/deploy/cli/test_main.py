@@ -156,4 +156,14 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 0
+    assert process.returncode == 1
+
+
+def test_another_broken_pipe_is_an_error() -> None:
+    program = (
+        "import errno, typer; from riffle.deploy.output import one_line_errors\n"
+        "def send() -> None: raise BrokenPipeError(errno.EPIPE, 'Broken pipe')\n"
+        "typer.run(one_line_errors(send))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (4, b"riffle: Broken pipe\n")

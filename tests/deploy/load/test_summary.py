@@ -120,8 +120,9 @@ def test_what_other_programs_use_is_drawn_where_all_parts_run_here() -> None:
     now, before = (replace(sample(at), use=both) for at in (4.0, 3.0))
     before = replace(before, use={name: sample(3.0).use[name] for name in both})
     assert rates(now, before)["other programs processors"] == pytest.approx(1.5 - 0.9 - 0.5)
+    assert rates(now, before, [0])["other programs processors"] == 0, "0.5 of core 0"
     elsewhere = [replace(each, use={}) for each in (now, before)]
-    assert "other programs processors" not in rates(*elsewhere)
+    assert "other programs processors" not in rates(elsewhere[0], elsewhere[1])
     gone = summary()
     for row in gone["series"]:
         del row["other programs processors"]
@@ -179,11 +180,13 @@ def test_a_capacity_says_if_no_batch_filled() -> None:
     found = capacity(steps)
     carried = found["capacity"]["carried_a_second"]
     assert carried == 15
-    assert next_step(found).startswith("repeat with --duration 40, so that batches fill. Then")
+    assert next_step(found).startswith(
+        "repeat with --duration 40 --batch 300, so that batches fill. Then"
+    )
     steps[0]["parameters"] = PARAMETERS | {"seconds": 30.0}
-    assert next_step(capacity(steps)).startswith("repeat with --duration 300,"), "2 a second"
+    assert next_step(capacity(steps)).startswith("repeat with --duration 300 "), "2 a second"
     steps[0]["evidence"]["due"] = 0
-    assert next_step(steps[0]).startswith("repeat with --duration 60,"), "no report was due"
+    assert next_step(steps[0]).startswith("repeat with --duration 60 "), "no report was due"
 
 
 @pytest.mark.parametrize(("limit", "stage"), [("generator", "lag"), ("machine", "sealing")])
