@@ -110,7 +110,9 @@ def load_command(
 def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
     """Returns the summary as rows of a table."""
     reports, verdict = summary["reports"], summary["verdict"]
-    rows = [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
+    rate = summary["parameters"]["rate"]
+    rows = [("numbers of the load", f"at {rate:.3g} a second")] if "capacity" in summary else []
+    rows += [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
     rows += [(name, summary[name]) for name in ("accepted_a_second", "messages_a_second")]
     rows += [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
     rows += [(f"answer {what}", n) for what, n in reports["answers"].items()]

@@ -28,9 +28,11 @@ MANY = 100  # least rate, in reports a second, at which each second's 99th perce
 UNSURE = 10.0  # trials disagree if the prompt share rises by this many points at a higher rate
 NOISY = 0.1  # other programs may use this share of the processors without a warning
 
+OPTIONS = {"aggregation": "aggregation", "processes": "processes", "workers": "openers"}
+DEFAULTS = {"aggregation": "messages", "processes": 1, "openers": 2}
+
 NEXT: dict[str, str] = {
-    "none": "find the limit with riffle load --find-capacity --nodes {nodes} --rate {rate:g} "
-    "--duration {seconds:g} --out FOLDER",
+    "none": "find the limit with riffle load --find-capacity {options} --out FOLDER",
     "generator": "give the generator a machine of its own or, if processors are idle, more "
     "--processes, and repeat: these numbers are only a lower bound for the services",
     "coordinator": "give it more opening processes (--workers) or processors",
@@ -86,7 +88,8 @@ def headline(summary: Summary) -> str:
         return f"{known} {rate}. The {part} was the limit: the services may carry more"
     if not found:
         return f"The network does not carry {rate}. The limit is the {limit}{also}"
-    return f"The network carries {rate}. Beyond, the limit is the {limit}{also}"
+    beyond = found["not_carried"]
+    return f"The network carries {rate}, but not {beyond:.3g}. Then the limit is the {limit}{also}"
 
 
 def certainty(summary: Summary) -> str:
@@ -110,13 +113,27 @@ def next_step(summary: Summary) -> str:
     """Returns what to do next: first get rid of what disturbed the measurement."""
     limit = summary["verdict"]["limit"]
     again = ["on an idle machine"] if limit != "none" and _others(summary) else []
-    if _unfilled(summary):
+    unfilled, parameters = _unfilled(summary), summary["parameters"]
+    if unfilled and limit == "none" and not summary.get("capacity"):
+        parameters = parameters | {"seconds": _filling_seconds(summary)}
+    elif unfilled:
         n, seconds = summary["parameters"]["reports_a_batch"], _filling_seconds(summary)
         again.append(f"with --duration {seconds} --batch {n}, so that batches fill")
     repeat = f"repeat {' and '.join(again)}" if again else ""
     # If other programs used the machine, it may be large enough without them.
-    then = "" if repeat and limit == "machine" else NEXT[limit].format_map(summary["parameters"])
+    then = "" if repeat and limit == "machine" else NEXT[limit].format(options=_options(parameters))
     return ". Then ".join(filter(None, (repeat, then)))
+
+
+def _options(parameters: Summary) -> str:
+    """Returns the options of a load with these parameters, as far as they are not the defaults."""
+    words = "--nodes {nodes} --rate {rate:g} --duration {seconds:g} --batch {reports_a_batch}"
+    for option, name in OPTIONS.items():
+        words += f" --{option} {{{name}}}" * (parameters[name] != DEFAULTS[name])
+    if parameters["generator_cores"] != parameters["service_cores"]:
+        for name in ("generator_cores", "service_cores"):
+            words += f" --{name.replace('_', '-')} {','.join(map(str, parameters[name]))}"
+    return words.format_map(parameters)
 
 
 def _unfilled(summary: Summary) -> bool:
@@ -131,6 +148,12 @@ def _filling_seconds(summary: Summary) -> int:
     rate = found["carried_a_second"] if found else due_a_second(summary) or parameters["rate"]
     longest: float = max(parameters["reports_a_batch"] / rate, parameters["seconds"])
     return math.ceil(2 * longest)
+
+
+def _messages(summary: Summary) -> str:
+    accepted, sent = summary["reports"]["accepted"], summary["messages_a_second"]
+    each = sent * summary["seconds"] / accepted if accepted else 0.0
+    return f"aggregation {summary['parameters']['aggregation']}, {each:.0f} messages a report"
 
 
 def _others(summary: Summary) -> str:
@@ -154,13 +177,14 @@ def to_html(summary: Summary) -> str:
     parts = [
         "<h1>Load test</h1><dl>",
         *(f"<dt>{name}<dd>{_sentence(text(summary))}" for name, text in lines.items()),
-        f"</dl><p>Why: {_text(verdict['why'])}. A rate is carried if {CARRIED:.0%} of its reports "
+        f"</dl><p>Load: {_text(_options(summary['parameters']))}, {_messages(summary)}.</p>"
+        f"<p>Why: {_text(verdict['why'])}. A rate is carried if {CARRIED:.0%} of its reports "
         f"are accepted within {PROMPT_SECONDS:g} s of the time at which they are due, whether or "
         "not the generator is free then.</p>",
         _grid("Rates that were tried, reports a second", found["steps"], "asked for")
         if found
         else "",
-        _chart(f"Reports a second{at}", series, ["due", "accepted", "rejected"], "_a_second"),
+        _chart(f"Reports a second{at}", series, ["started", "accepted", "rejected"], "_a_second"),
         _chart(f"Latency of a second's reports, ms{at}", series, shares, " ms"),
         _chart(f"Reports under way{at}", series, ["open"], ""),
         _chart(f"Processors in use{at}", series, [*names, OTHERS], " processors"),
@@ -200,7 +224,7 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
     lines = "".join(_line(rows, name + unit, i, end, top) for i, name in enumerate(names))
     legend = "".join(
         f'<span class=key><svg class=key viewBox="0 0 32 8"><path class="line l{i % 4}"'
-        f'{DASHES[i % 4]} d="M0 4H32"/></svg>{_text(name)}</span> '
+        f'{_dashes(i)} d="M0 4H32"/></svg>{_text(name)}</span> '
         for i, name in enumerate(names)
     )
     step = -(-len(rows) // MOST_ROWS)
@@ -213,6 +237,11 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
         f'aria-label="{_text(title)} over time">{_axes(end, top)}{lines}</svg><p>{legend}</p>'
         f"<details><summary>as a table</summary>{_grid('', cells, 'second')}</details>"
     )
+
+
+def _dashes(number: int) -> str:
+    """Returns the dashes of a line, so that a colour that occurs again has other dashes."""
+    return DASHES[(number + number // 4) % 4]
 
 
 def _axes(end: float, top: float) -> str:
@@ -242,7 +271,7 @@ def _line(
 ) -> str:
     kept = [row for row in rows if name in row]
     points = " ".join(f"{_right(row['at'], end):.1f},{_down(row[name], top):.1f}" for row in kept)
-    return f'<polyline class="line l{number % 4}"{DASHES[number % 4]} points="{points}"/>'
+    return f'<polyline class="line l{number % 4}"{_dashes(number)} points="{points}"/>'
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:

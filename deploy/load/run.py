@@ -179,7 +179,7 @@ class LiveScreen:
 
     def show(self, now: Sample, before: Sample) -> None:
         """Replaces the table by the rates since the previous sample."""
-        row, names = rates(now, before), ("due", "accepted", "rejected", "messages")
+        row, names = rates(now, before), ("started", "accepted", "rejected", "messages")
         cells = [f"{now.at:.0f} s", *(f"{row[f'{name}_a_second']:.1f}" for name in names)]
         p99 = f"{now.tally.due.quantile(0.99) * 1e3:.0f}"
         self._table = Table("at", *(f"{name}/s" for name in names), "p99 ms", "open")

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from riffle.deploy.load.generator import Sample
 from riffle.deploy.network.processes import Usage
 
-CARRIED, SATURATED, BUSY, ANSWERING = 0.98, 0.85, 0.95, 0.5
+CARRIED, SATURATED, BUSY, ANSWERING = 0.98, 0.85, 0.85, 0.5
 PROMPT_SECONDS = 2.0
 PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
@@ -92,13 +92,13 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _bottleneck(evidence: Evidence, stage: str, lost: str) -> Verdict:
     if evidence.loops >= SATURATED:
-        why = f"its event loops are saturated ({evidence.loops:.2f})"
+        why = f"its event loops are saturated (demand {evidence.loops:.2f} processors)"
         return Verdict("generator", stage, why)
     if stage in ("lag", "episode"):
         return Verdict("generator", stage, f"reports start late; {lost}")
     if stage == "sealing":
         return Verdict(
-            "generator", stage, f"{lost}; each sealing process wants {evidence.sealing:.2f}"
+            "generator", stage, f"{lost}; each sealing process has demand {evidence.sealing:.2f}"
         )
     if stage == "batch" and (evidence.shuffler is None or evidence.shuffler < SATURATED):
         why = f"no batch was open; {lost}; {_why_coordinator(evidence)}"
@@ -112,22 +112,22 @@ def _why_coordinator(evidence: Evidence) -> str:
     if opening is None or coordinator is None:
         return "it runs elsewhere"
     if opening >= SATURATED:
-        return f"opening processes are saturated ({opening:.2f} each)"
-    return f"it wants {coordinator:.2f} processors, each opening process {opening:.2f}"
+        return f"opening processes are saturated (demand {opening:.2f} each)"
+    return f"its demand is {coordinator:.2f} processors, that of each opening process {opening:.2f}"
 
 
 def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
     """Returns the limit, and the reason, if requests take most of the time."""
     answering, demand = evidence.answering, evidence.shuffler
     if demand is not None and demand >= SATURATED:
-        return "shuffler", f"its processor: it wants {demand:.2f}"
+        return "shuffler", f"its processor: demand {demand:.2f}"
     if evidence.refused:
         return "shuffler", f"its own bounds: {evidence.refused} answers were 429"
     if answering is not None and answering < ANSWERING:
         return "network", f"the shuffler worked on requests for only {answering:.0%} of their time"
     if demand is None:
         return "shuffler", "it runs elsewhere"
-    return "database", f"the shuffler waits for it, and wants only {demand:.2f} processors"
+    return "database", f"the shuffler waits for it, with a demand of only {demand:.2f} processors"
 
 
 def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None:
@@ -161,7 +161,8 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     filled = best is not None and rates_of[best]["evidence"]["filled"] > 0
     report = rates_of[min(failed)] if failed else steps[-1]
     rows = {f"{rate:.3g}": step_row(step) for rate, step in sorted(rates_of.items())}
-    found = {"carried_a_second": carried, "filled": filled, "steps": rows}
+    beyond = due_a_second(rates_of[min(failed)]) if failed else None
+    found = {"carried_a_second": carried, "not_carried": beyond, "filled": filled, "steps": rows}
     return report | {"capacity": found}
 
 
@@ -292,7 +293,7 @@ def rates(now: Sample, before: Sample, cores: Collection[int] = ()) -> dict[str,
     """
     seconds = max(now.at - before.at, 1e-9)
     fresh = {
-        "due": now.tally.started - before.tally.started,
+        "started": now.tally.started - before.tally.started,
         "accepted": now.tally.accepted - before.tally.accepted,
         "rejected": now.tally.rejected.total() - before.tally.rejected.total(),
         "messages": now.tally.messages - before.tally.messages,

@@ -20,6 +20,8 @@ PARAMETERS: dict[str, Any] = {
     "generator_cores": [0],
     "service_cores": [1],
     "openers": 2,
+    "processes": 1,
+    "aggregation": "messages",
     "reports_a_batch": 300,
 }
 
@@ -54,7 +56,7 @@ def test_rates_and_use_are_those_until_the_last_arrival() -> None:
     assert result["evidence"]["busy"] == pytest.approx(0.75)
     assert result["evidence"]["others"] == 0, "the parts used 2.1 processors of 1.5 that were busy"
     assert result["evidence"]["refused"] == 6
-    assert [row["due_a_second"] for row in result["series"]] == [10] * 6
+    assert [row["started_a_second"] for row in result["series"]] == [10] * 6
 
 
 def test_a_pool_that_ended_before_the_last_sample_still_counts() -> None:
@@ -155,7 +157,10 @@ def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
     limits = [step["result"] for step in found["capacity"]["steps"].values()]
     assert limits == ["carried", "carried", "not carried: shuffler", "not carried: shuffler"]
     text = to_html(found)
-    assert "The network carries 18 reports a second. Beyond, the limit is the shuffler" in text
+    assert (
+        "The network carries 18 reports a second, but not 25. Then the limit is the shuffler"
+        in text
+    )
     assert "Rates that were tried" in text
     assert "<h2>Reports a second, at 28 a second (not carried)</h2>" in text
     for limit, stage in (("load generator", "lag"), ("machine", "sealing")):
@@ -186,7 +191,12 @@ def test_a_capacity_says_if_no_batch_filled() -> None:
     steps[0]["parameters"] = PARAMETERS | {"seconds": 30.0}
     assert next_step(capacity(steps)).startswith("repeat with --duration 300 "), "2 a second"
     steps[0]["evidence"]["due"] = 0
-    assert next_step(steps[0]).startswith("repeat with --duration 60 "), "no report was due"
+    search = next_step(steps[0])
+    assert search.startswith("find the limit with riffle load --find-capacity --nodes 50 --rate 10")
+    assert " --duration 60 --batch 300 --generator-cores 0 --service-cores 1 " in search
+    more = {"aggregation": "sums", "processes": 2, "openers": 3, "generator_cores": [1]}
+    steps[0]["parameters"] = PARAMETERS | more
+    assert " --batch 300 --aggregation sums --processes 2 --workers 3 --out " in next_step(steps[0])
 
 
 @pytest.mark.parametrize(("limit", "stage"), [("generator", "lag"), ("machine", "sealing")])
