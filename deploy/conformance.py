@@ -168,8 +168,8 @@ class Recorder:
         if held and held.lease in offer.leases.keys() - offer.reported:
             return replace(held, user=user)
         if held or not person:
-            detail = "expected users of the list, each asked once; seen another, or one again"
-            offer.note("14", detail)
+            seen = "one again" if held else "one that is not on it"
+            offer.note("14", f"expected users of the list, each asked once; seen {seen}")
             return wire.Refusal(user, "user-unavailable")
         if not offer.free:
             return wire.Refusal(user, "batch-full")
