@@ -49,7 +49,7 @@ finish() {
 }
 
 # pip's own configuration of this machine, where an index is set in a file instead of the environment.
-pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null | grep -E '^https?://' || true; }
+pip_setting() { python3 -I -m pip config get "global.$1" 2>/dev/null | grep -E '^https?://' || true; }
 
 export_pip_settings() {
     : "${PIP_INDEX_URL:=$(pip_setting index-url)}" "${PIP_EXTRA_INDEX_URL:=$(pip_setting extra-index-url)}"
@@ -75,7 +75,7 @@ wait_for_run() {
 
 check_result() {
     docker compose cp run:/results/. "$work/results"
-    python3 - "$work/results/summary.json" <<'PYTHON'
+    python3 -I - "$work/results/summary.json" <<'PYTHON'
 import json, math, sys
 
 with open(sys.argv[1], encoding="utf-8") as file:

