@@ -207,7 +207,7 @@ class Test:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the test is made once, on the sum over batches: one batch shows too little."""
+        """Returns whether the test is made only once, on the sum over all batches."""
         return self.section[0] == "6" or self.name.startswith("noise of the ")
 
     @property

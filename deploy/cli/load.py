@@ -31,7 +31,7 @@ from riffle.deploy.cli.up import results
 from riffle.deploy.load import benchmark
 from riffle.deploy.load.html_page import certainty, headline, next_step, write_summary
 from riffle.deploy.load.run import LoadConfig, Target, find_capacity, loopback_target, run
-from riffle.deploy.load.summary import PROMPT
+from riffle.deploy.load.summary import step_text
 from riffle.deploy.network.processes import interrupt_on_termination, make_folder
 from riffle.deploy.network.secrets import SHUFFLER_URL_FILE, URL_FILE, address
 from riffle.deploy.output import (
@@ -120,10 +120,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
         rows += [(f"{name}_{kind}", value) for kind, value in reports[name].items()]
     rows += [("interrupted", "yes")] if summary["interrupted"] else []
     steps = summary.get("capacity", {"steps": {}})["steps"]
-    rows += [
-        (f"at {rate} a second", f"{step['result']}; {PROMPT}: {step[PROMPT]:.1f}")
-        for rate, step in steps.items()
-    ]
+    rows += [(f"at {rate} a second", step_text(step)) for rate, step in steps.items()]
     rows += [("limit", verdict["limit"]), ("why", verdict["why"])]
     rows += [("result", headline(summary)), ("how sure", certainty(summary))]
     return [*rows, ("next", next_step(summary))]

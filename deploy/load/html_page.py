@@ -9,15 +9,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
+from riffle.deploy.load.run import LoadConfig
 from riffle.deploy.load.summary import (
     CARRIED,
     OTHERS,
     PROMPT,
     PROMPT_SECONDS,
     Summary,
+    cores_of,
     due_a_second,
 )
 
@@ -29,7 +32,7 @@ UNSURE = 10.0  # trials disagree if the prompt share rises by this many points a
 NOISY = 0.1  # other programs may use this share of the processors without a warning
 
 OPTIONS = {"aggregation": "aggregation", "processes": "processes", "workers": "openers"}
-DEFAULTS = {"aggregation": "messages", "processes": 1, "openers": 2}
+DEFAULTS = {field.name: field.default for field in fields(LoadConfig)}
 
 NEXT: dict[str, str] = {
     "none": "find the limit with riffle load --find-capacity {options} --out FOLDER",
@@ -76,7 +79,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
 def headline(summary: Summary) -> str:
     """Returns the result in a sentence: the load that was carried, and what limited it."""
     limit, found = summary["verdict"]["limit"], summary.get("capacity")
-    rate = f"{found['carried_a_second'] if found else due_a_second(summary):.3g} reports a second"
+    rate = f"{_rate(summary):.3g} reports a second"
     if limit == "none":
         return f"The network carries at least {rate}. No limit was reached"
     also = " (which other programs used, too)" if limit == "machine" and _others(summary) else ""
@@ -90,6 +93,12 @@ def headline(summary: Summary) -> str:
         return f"The network does not carry {rate}. The limit is the {limit}{also}"
     beyond = found["not_carried"]
     return f"The network carries {rate}, but not {beyond:.3g}. Then the limit is the {limit}{also}"
+
+
+def _rate(summary: Summary) -> float:
+    """Returns the carried rate of a search, or the rate of a single load, in reports a second."""
+    found = summary.get("capacity")
+    return float(found["carried_a_second"]) if found else due_a_second(summary)
 
 
 def certainty(summary: Summary) -> str:
@@ -129,7 +138,7 @@ def _options(parameters: Summary) -> str:
     """Returns the options of a load with these parameters, as far as they are not the defaults."""
     words = "--nodes {nodes} --rate {rate:g} --duration {seconds:g} --batch {reports_a_batch}"
     for option, name in OPTIONS.items():
-        words += f" --{option} {{{name}}}" * (parameters[name] != DEFAULTS[name])
+        words += f" --{option} {{{name}}}" * (parameters[name] != DEFAULTS[option])
     if parameters["generator_cores"] != parameters["service_cores"]:
         for name in ("generator_cores", "service_cores"):
             words += f" --{name.replace('_', '-')} {','.join(map(str, parameters[name]))}"
@@ -144,8 +153,8 @@ def _unfilled(summary: Summary) -> bool:
 
 def _filling_seconds(summary: Summary) -> int:
     """Returns a duration in seconds in which at least two batches fill at the carried rate."""
-    found, parameters = summary.get("capacity"), summary["parameters"]
-    rate = found["carried_a_second"] if found else due_a_second(summary) or parameters["rate"]
+    parameters = summary["parameters"]
+    rate = _rate(summary) or parameters["rate"]
     longest: float = max(parameters["reports_a_batch"] / rate, parameters["seconds"])
     return math.ceil(2 * longest)
 
@@ -158,7 +167,7 @@ def _messages(summary: Summary) -> str:
 
 def _others(summary: Summary) -> str:
     parameters, used = summary["parameters"], summary["evidence"]["others"]
-    cores = len({*parameters["generator_cores"], *parameters["service_cores"]})
+    cores = len(cores_of(parameters))
     return f"used {used:.2g} of {cores} processors" if used > NOISY * cores else ""
 
 

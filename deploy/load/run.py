@@ -23,11 +23,11 @@ from riffle.deploy.load.feed import Feeder, enrol_nodes, manual_spec, revoke_nod
 from riffle.deploy.load.generator import Arrivals, Assignment, Generator, Sample, schedule
 from riffle.deploy.load.summary import (
     MOST_STEPS,
-    PROMPT,
     capacity,
     next_rate,
     rates,
     step_row,
+    step_text,
     summarize,
 )
 from riffle.deploy.network.loopback import LoopbackConfig, LoopbackNetwork, shuffler_metric
@@ -218,8 +218,7 @@ def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
             if step["interrupted"]:
                 break
             tried.append((rate, step["verdict"]["limit"] == "none"))
-            row = step_row(step)
-            line(f"{row['result']}; {PROMPT}: {row[PROMPT]:.1f}")
+            line(step_text(step_row(step)))
     return capacity(steps)
 
 

@@ -183,6 +183,11 @@ def step_row(step: Summary) -> Summary:
     return row | {f"{share}, ms": latency[share] for share in ("p50", "p99")}
 
 
+def step_text(row: Summary) -> str:
+    """Returns the result of a load in words; ``row`` is that of `step_row`."""
+    return f"{row['result']}; {PROMPT}: {row[PROMPT]:.1f}"
+
+
 def summarize(
     parameters: Summary,
     samples: Sequence[Sample],
@@ -205,7 +210,6 @@ def summarize(
         for name, first in read[0].items()
     }
     seconds = max(end.at, 1e-9)
-    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
     evidence = _evidence(parameters, samples, batches, used, generators, answered)
     return {
         "verdict": asdict(judge(evidence)),
@@ -226,8 +230,13 @@ def summarize(
         "memory": {name: _memory(samples, name) for name in used},
         "evidence": asdict(evidence),
         "batches": batches,
-        "series": [rates(now, before, cores) for before, now in pairwise(samples)],
+        "series": [rates(now, before, cores_of(parameters)) for before, now in pairwise(samples)],
     }
+
+
+def cores_of(parameters: Summary) -> set[int]:
+    """Returns the processors that the generator or the services may use."""
+    return {*parameters["generator_cores"], *parameters["service_cores"]}
 
 
 def _evidence(
@@ -244,7 +253,7 @@ def _evidence(
     own = [use for name, use in used.items() if name.startswith(GENERATOR)]
     coordinator, shuffler = used.get("coordinator"), used.get("shuffler")
     same = len(own) < len(used) and parameters["generator_cores"] == parameters["service_cores"]
-    cores = {*parameters["generator_cores"], *parameters["service_cores"]}
+    cores = cores_of(parameters)
     first, last = samples[0].cores, samples[-1].cores
     working = sum(last[core][0] - first[core][0] for core in cores if core in last)
     whole = sum(last[core][1] - first[core][1] for core in cores if core in last)
