@@ -89,7 +89,7 @@ class Demands:
 
 @dataclass(slots=True)
 class Room:
-    """What is left for a node: new users in its quota, free slots, slots of its owner's share."""
+    """The room left for a node: new users in its quota, free slots, slots of its owner's share."""
 
     quota: int
     free_slots: int

@@ -39,7 +39,7 @@ Step = tuple[int, float, bool]
 
 
 class EpisodeShape(Protocol):
-    """What the episodes of an environment or an app look like: sizes, rewards, early ends."""
+    """The form of the episodes of an environment or an app: sizes, rewards, early ends."""
 
     @property
     def sizes(self) -> Sizes:

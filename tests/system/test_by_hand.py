@@ -124,7 +124,7 @@ def lines_of(text: str, ports: dict[str, int]) -> Iterator[str]:
 
 
 def is_typed(line: str, postgres: bool) -> bool:
-    """Whether a line belongs to this walk, and may be typed on this machine."""
+    """Returns whether a line belongs to this walk, and may be typed on this machine."""
     if line.startswith("sudo") and not line.startswith("sudo -u postgres"):
         return False
     program = line.split(maxsplit=1)[0]

@@ -159,7 +159,7 @@ def test_answers_have_the_date_at_which_they_began() -> None:
 
 @pytest.mark.parametrize("piece", [1, 1_000, 70_000, 3_000_000])
 def test_bodies_arrive_whole_in_whatever_pieces(piece: int) -> None:
-    """Of a declared length, and in chunks, of which many come at once; one after the other."""
+    """Bodies have a declared length, or come in chunks, many of them at once, one after another."""
     port = free_port()
     sent = random.Random(piece).randbytes(min(3_000_000, 10_000 * piece))
     pieces = [sent[start : start + piece] for start in range(0, len(sent), piece)]

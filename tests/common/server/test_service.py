@@ -136,7 +136,7 @@ def test_errors_survive_a_worker_process() -> None:
 
 
 def needed(dependant: Dependant) -> Iterator[Dependant]:
-    """What a route depends on, and all that depends on."""
+    """Yields the dependencies of a route, and their own."""
     for each in dependant.dependencies:
         yield each
         yield from needed(each)
