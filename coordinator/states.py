@@ -1,32 +1,23 @@
 """The states of a run, a deployment and an analyzer key: one table each.
 
-A table maps (state, event) to the next state, and `after` refuses every pair that the table lacks.
-Some events keep the state: an acknowledgement, and a repeated activation or erasure of a key.
+A table maps (state, event) to the next state. Some events keep the state.
 
 A deployment is
 
 - issued: recorded with its descriptor's bytes, and perhaps already deposited;
 - open: the shuffler has its descriptor and takes reports;
-- sealed: its batch holds n distinct reports;
+- sealed: its batch holds n reports;
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
-- rejected: too many reports were dishonest, or the counts of a batch of sums show lies; its spend
-  is committed, but its counts are not used;
-- abandoned: given up, or lost by the shuffler, before any message was opened: no privacy is spent.
-
-The shuffler erases a counted or rejected batch only after the coordinator has acknowledged it.
+- rejected: its spend is committed, but its counts are not used. Too many reports were dishonest, or
+  the counts of a batch of sums show lies;
+- abandoned: given up, or lost by the shuffler, before any message was opened. No privacy is spent.
 
 An analyzer key is
 
 - pending: nodes and shuffler have yet to pin it; nothing is sealed to it;
-- active: messages of new batches are sealed to it; it expires when another key is activated;
+- active: messages of new batches are sealed to it;
 - expired: it opens only the batches that were issued under it;
 - erased: no unfinished batch needs it, and its private half is destroyed.
-
-A run lease is one holder's right to drive a run. A lease has a fence: a number that grows by one
-with each new lease of the run. A lease expires after some time. Even after this time, the holder
-may write and may renew the lease. A lease is lost for good once the run has a new lease, of another
-holder or of the same holder after a restart. The store records no state of a lease, because the
-fence and the time in its row show the state (`coordinator.store.transactions`).
 """
 
 from collections.abc import Mapping

@@ -4,17 +4,15 @@
                                           |`-----> RunLearner ----> Learner, Issuer
                                           `------> Store
 
-`Coordinator` and `Drivers` (one driver for each run that this replica leases) are in
-``coordinator.py``. One turn of a `Driver` reads the run's first unfinished deployment from the
-`Store` and does the step that the deployment's state needs:
+One turn of a `Driver` reads the run's first unfinished deployment from the `Store` and does the
+step that the deployment's state needs:
 
 - issued: ``exchange.deposit``, then ``store.record_deposit``;
 - open: ``exchange.wait_until_full``, then ``store.record_seal``;
 - sealed: ``exchange.fetch_and_open``, then ``learner.complete`` (observe the counts, issue the next
-  deployment), then ``store.settle`` (commit spend, counts, results and next deployment together);
+  deployment), then ``store.settle`` (commit spend, counts, results and next deployment);
 - counted or rejected: ``exchange.acknowledge``, then ``store.record_acknowledgement``.
 
-Failures: ``batches/shuffler_client.py`` turns every answer of the shuffler into a value or an
-error. ``exchange.py`` says which errors mean that a batch is gone. ``Driver._attempt`` decides
-whether to issue the deployment again, to try the step later, or to fail the run.
+Every step may be repeated, so a crash costs at most one step. If a step fails, ``Driver._attempt``
+decides whether to issue the deployment again, to try the step later, or to fail the run.
 """

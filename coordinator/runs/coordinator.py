@@ -35,10 +35,10 @@ RENEWALS = 3
 class Drivers:
     """This replica's drivers, one for each run that it drives. Takes and renews leases of runs.
 
-    A replica that stops normally releases its leases. If a replica is killed, its leases expire
-    after a while, and another replica takes over the runs. ``make_driver`` makes the driver for a
-    lease. The second argument of ``make_driver`` is the learner that has just planned the run's
-    first deployment, or None if the learner must be rebuilt.
+    A replica that stops normally releases its leases. If a replica is killed, its leases expire,
+    and another replica takes over the runs. ``make_driver`` makes the driver for a lease. The
+    second argument of ``make_driver`` is the learner that has just planned the run's first
+    deployment, or None if the learner must be rebuilt.
     """
 
     store: Store
@@ -132,8 +132,7 @@ class Drivers:
 class Coordinator:
     """All runs of one store. Make and close it inside a running event loop.
 
-    ``clock`` returns seconds since 1970. With ``test_entry``, runs may be seeded. For
-    ``stall_seconds`` see `Driver`.
+    ``clock`` returns seconds since 1970. With ``test_entry``, runs may be seeded.
     """
 
     store: Store
@@ -187,8 +186,8 @@ class Coordinator:
         """Creates a run with its first deployment and starts driving it; returns its id.
 
         Raises RemoteError ``invalid-spec``, ``test-entry-refused``, ``trust-refused`` (because of
-        the aggregation) or ``batch-too-small`` (which names the smallest n). Raises RemoteError
-        ``wrong-state`` if a run with another spec has this id.
+        the aggregation) or ``batch-too-small``. Raises RemoteError ``wrong-state`` if a run with
+        another spec has this id.
         """
         if spec.test_seed is not None and not self.test_entry:
             raise RemoteError("test-entry-refused", "this coordinator takes no test_seed")
@@ -268,9 +267,8 @@ class Coordinator:
     ) -> DeploymentRecord | None:
         """Returns the newest deployment, if any. Waits up to ``seconds`` for a new one.
 
-        ``known`` is the index of the deployment that the caller has.
-
-        Raises RemoteError ``unknown-run``.
+        ``known`` is the index of the deployment that the caller has. Raises RemoteError
+        ``unknown-run``.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + min(seconds, LONGEST_WAIT_SECONDS)
@@ -289,9 +287,9 @@ class Coordinator:
     async def _abandon_unknown(self) -> None:
         """Abandons the shuffler's open batches that an older copy of the store does not know.
 
-        Nobody would count these batches, so no user should spend a report on them. The shuffler's
-        list is read before the store. Every replica stores a batch before it deposits the batch, so
-        only an older copy of the store can lack a batch of the list.
+        Nobody would count these batches, so no user should spend a report on them. Every replica
+        stores a batch before it deposits the batch, and the shuffler's list is read before the
+        store. So only an older copy of the store lacks a batch of the list.
         """
         while True:
             try:

@@ -1,18 +1,11 @@
 """Carries out one run: for each batch, deposit, wait, fetch, open, settle, acknowledge.
 
-A driver holds no state that must survive a crash. A driver changes something only while it has the
-run's lease (`coordinator.store.transactions`). Each turn reads the run's first unfinished
-deployment from the store and does the one step that the deployment needs. `coordinator.runs` lists
-the steps. Every step may be repeated, so a crash costs at most one step.
+`coordinator.runs` lists the steps. A driver holds no state that must survive a crash. A driver
+changes something only while it has the run's lease (`coordinator.store.transactions`).
 
 If the shuffler or the disk does not answer, the driver tries the step again, after ever longer
 pauses. If a run was stopped or has failed, its driver abandons a batch that is not sealed. The
 driver still settles a sealed batch, because its users have already reported.
-
-The shuffler shows a coordinator an open batch's state, the batch's fill in tenths of n, and why
-nodes decline the batch. Once the batch is over, the shuffler also shows an upper bound on the
-episodes executed for it. The shuffler shows no number that grows with every report, because such a
-number would tell when single reports came.
 """
 
 import asyncio
@@ -131,8 +124,7 @@ class Driver:
     # -- failures --------------------------------------------------------------------------------
 
     async def _attempt(self, run: RunRecord, row: DeploymentRecord) -> None:
-        """Does the step that ``row`` needs. If it fails, waits for the next try or fails the
-        run."""
+        """Does the step that ``row`` needs. If it fails, waits for a new try or fails the run."""
         try:
             try:
                 trouble = await self._step(run, row)(run, row)
@@ -212,8 +204,8 @@ class Driver:
     async def _stalled(self, row: DeploymentRecord, began: float) -> str | None:
         """Returns the trouble of an open batch that has not visibly grown for a while, or None.
 
-        ``began`` is when the last wait for the batch began. The coordinator sees a batch grow only
-        in tenths of n, and only if the batch is large.
+        ``began`` is when the last wait for the batch began. The coordinator sees a large batch grow
+        in tenths of n, and does not see a small batch grow.
         """
         fill = (await self.exchange.shuffler.conservation(row.batch_id)).fill_tenths
         if self._progress[0] != (row.index, fill):
@@ -263,11 +255,7 @@ class Driver:
         log(event, row, level, **counts)
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
-        """Returns the batch's counts with their noise.
-
-        With trust ``central``, the coordinator draws the noise and commits the noisy counts before
-        anything else sees them. Afterwards it uses only the committed counts (see `Store.release`).
-        """
+        """Returns the batch's counts with their noise. For ``central`` see `Store.release`."""
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
         if released := await in_thread(self.store.released, row.run_id, row.index):

@@ -58,10 +58,9 @@ class BatchExchange:
     async def deposit(self, row: DeploymentRecord) -> None:
         """Deposits the stored descriptor. A repeated deposit gets the same answer.
 
-        Raises BatchGoneError if the batch expired, or if its key was erased before anybody saw the
-        batch. Raises LocalError ``unavailable`` if the batch has expired by the shuffler's clock
-        but not by ours. The deployment is not issued again then, because every reissue would be
-        late, too.
+        Raises BatchGoneError if the batch expired, or if its key was erased. Raises LocalError
+        ``unavailable`` if the batch has expired by the shuffler's clock but not by ours: every
+        reissue would be late, too.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -89,8 +88,8 @@ class BatchExchange:
         became of the batch.
 
         Raises BatchGoneError if the batch was abandoned or is lost. Raises LocalError
-        ``wrong-state`` if the batch is acknowledged or erased at the shuffler: then this store is
-        an older copy.
+        ``wrong-state`` if the batch is acknowledged or erased at the shuffler, because this store
+        is an older copy.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()
@@ -139,8 +138,7 @@ class BatchExchange:
         """Fetches a full batch's messages (the same bytes at every try) and opens them.
 
         Raises BatchGoneError if the shuffler has lost or erased the messages. The shuffler has
-        erased them if this store is an older copy and the newer store counted the batch. In that
-        case, only the newer store knows what was spent, and the batch's users cannot report again.
+        erased them if this store is an older copy and the newer store counted the batch.
         """
         with timed(timings, "fetching"):
             messages = await self._fetch(row, context)

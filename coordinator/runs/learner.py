@@ -38,14 +38,14 @@ class RunLearner:
     def complete(self, run: RunRecord, row: DeploymentRecord, settlement: Settlement) -> Settlement:
         """Adds the learner's results and the run's next step to a batch's settlement.
 
-        Adds nothing once the run is over. If more reports were dishonest than promised, the counts
-        are not used and the deployment is issued again. Other counts are checked for lies. With the
-        aggregation `messages`, suspicious counts are marked for the operator, but the learner still
-        uses them. Otherwise, one liar could stop every run and use up the run's users. With the
-        aggregation `sums`, one dishonest report can set every counter to any value. The guarantee
-        allows d dishonest reports. So suspicious sums are checked again, and this time up to d
-        reports may hold only noise and no episode. The learner uses the sums only if they pass this
-        second check.
+        If the run is over, adds nothing. If more reports were dishonest than promised, the
+        deployment is issued again. Other counts are tested for lies.
+
+        With the aggregation `messages`, the learner uses suspicious counts all the same. Otherwise
+        one liar could stop every run and use up the run's users. With the aggregation `sums`, one
+        liar can set every counter to any value. So suspicious sums are tested again, and are used
+        only if they pass. The second test expects that the dishonest reports which the guarantee
+        allows hold only noise.
         """
         if run.state != "running":
             return settlement
@@ -74,8 +74,7 @@ class RunLearner:
         """Issues a deployment again because its batch was not counted.
 
         The learner expects n reports, so the whole deployment is issued again. The episodes
-        executed may then exceed K. After `RunSpec.reissues` reissues, the run fails instead. If the
-        run is over, there is no next step.
+        executed may then exceed K. After `RunSpec.reissues` reissues, the run fails instead.
         """
         if run.state != "running":
             return NextStep()
