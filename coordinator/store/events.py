@@ -35,9 +35,9 @@ ALONE_RECHECK_SECONDS = 30.0
 class ChangeSignals:
     """Wakes the waiters in this process when a run changes.
 
-    A waiter takes a signal *before* it reads the store, and then waits on the signal. The waiter
-    thus misses no change after the read. In any case, it reads again after ``recheck_seconds``.
-    ``closed`` means that the service is stopping.
+    A waiter takes a signal *before* it reads the store. So it misses no change after the read. In
+    any case, it reads again after ``recheck_seconds``. ``closed`` means that the service is
+    stopping.
     """
 
     def __init__(self, *, shared: bool = False) -> None:

@@ -49,11 +49,7 @@ class LeaseLostError(LocalError):
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run.
-
-    ``message`` says why the run failed, or is "". ``trouble`` says why the run cannot go on now; ""
-    means that it can.
-    """
+    """A run. ``message``: why it failed, or "". ``trouble``: why it cannot go on now, or ""."""
 
     id: str
     spec: RunSpec
@@ -69,8 +65,8 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named`` has positions of failed messages from the batch's settlement until its
-    acknowledgement. Before and afterwards, ``named`` is empty.
+    ``named`` has positions of failed messages, from the batch's settlement until its
+    acknowledgement.
     """
 
     run_id: str

@@ -1,14 +1,12 @@
 """The coordinator's durable state: every method that changes it is one transaction.
 
-Validate first, then change: a method checks states (`coordinator.states`), budget and conflicts
-inside its transaction and raises before it writes. Methods block; callers run them in threads.
+A method checks states (`coordinator.states`), budget and conflicts inside its transaction, and
+raises before it writes. Methods block; callers run them in threads.
 
-Run leases. Only one replica at a time drives a run. A lease is a row with its holder, the time when
-it ends, and a fence. The fence is a number that grows by one whenever a holder takes the run. Every
-transaction of a driver first checks the fence. If a pause or a cut network delays a driver until
-another driver has taken the run, the late driver can no longer change the store. The late driver's
-calls to the shuffler may still arrive, but a repeated call does no harm. If replicas' clocks differ
-by more than a lease lasts, runs move between replicas needlessly. Safety does not depend on clocks.
+Run leases. Only one replica at a time drives a run. A lease has a fence: a number that grows by one
+whenever a holder takes the run. Every transaction of a driver first checks the fence. So a driver
+cannot change the store after another holder has taken the run. Until then, the driver may write and
+renew the lease, even if the lease's time is over. Safety does not depend on clocks.
 """
 
 import json
@@ -45,8 +43,8 @@ FENCE = select(_leases.c.fence).where(_leases.c.run_id == bindparam("run_id")).w
 class Store(queries.Queries):
     """The reads of `Queries`, and all transactions that write.
 
-    ``active_key`` returns the public key to which new batches must be sealed. If ``active_key`` is
-    None, any key is allowed.
+    ``active_key`` returns the public key to which new batches must be sealed. By default, any key
+    is allowed.
     """
 
     def __init__(self, url: str, head: Head, active_key: Callable[[], str] | None = None) -> None:
@@ -187,12 +185,9 @@ class Store(queries.Queries):
     def release(self, lease: RunLease, index: int, opened: OpenedBatch) -> OpenedBatch:
         """Commits a batch's counts with the coordinator's own noise; returns what is committed.
 
-        The privacy of trust ``central`` depends on the order. The analyzer draws the noise, and
-        this method commits the noisy counts. Only then does anything else, such as the learner or
-        the log, see the noisy counts. Two draws on the same counts would spend epsilon twice, so
-        only the first committed draw is ever used. A crash before the commit loses a draw that
-        nobody has seen. After a later crash, the same draw is read again. If two replicas count the
-        same batch, both use the first draw.
+        Two draws of noise on the same counts would spend epsilon twice. So the first draw is
+        committed before anything but the analyzer sees the noisy counts. After a crash, and on
+        every replica, only this first draw is used.
         """
         with self._driving(lease) as connection:
             first = queries.read_released(connection, lease.run_id, index)
@@ -205,8 +200,7 @@ class Store(queries.Queries):
         """Commits spend, counts, stage result, next deployment and events together.
 
         Raises LocalError ``wrong-state`` if the batch is settled already, or if the settlement has
-        a next step although the run is over. Also raises the errors of `writes.add_deployment`. An
-        error changes nothing.
+        a next step although the run is over. Also raises the errors of `writes.add_deployment`.
         """
         with self._driving(lease) as connection:
             run = queries.read_run(connection, lease.run_id)
