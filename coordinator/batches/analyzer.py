@@ -1,14 +1,12 @@
 """The analyzer: opens a batch's messages in a pool of processes and counts them.
 
-Opening one message takes about 80 microseconds of elliptic-curve work that holds the interpreter
-lock. Therefore processes do this work, not threads. Each gets chunks of 1,000 to 20,000 messages,
-and returns histograms. For every batch of n reports of L messages, the analyzer checks that opened
-+ failed = n L.
+Opening one message takes about 80 microseconds and holds the interpreter lock. Therefore processes
+do this work, not threads.
 
 Only sums and the positions of failed messages leave this module. The positions are for the
 shuffler's operator alone (`common.protocol.wire.Acknowledgement`). A position in the permuted order
-says nothing about a sender. Apart from the positions, nothing may show whether a particular message
-failed: somebody who changes a ciphertext must not learn whether it still opens.
+says nothing about a sender. Nothing else may show whether a particular message failed: somebody who
+changes a ciphertext must not learn whether it still opens.
 """
 
 import asyncio
@@ -106,8 +104,8 @@ class Analyzer:
     def check_key(self, context: Context) -> bytes:
         """Returns the private key that opens the batch.
 
-        Raises LocalError ``unavailable`` if this coordinator lacks the key. The error does not end
-        the run, because the operator can restart the coordinator with the right folder of keys.
+        Raises LocalError ``unavailable`` if this coordinator lacks the key. The run then waits for
+        the operator to bring the key back.
         """
         descriptor = context.descriptor
         private = self._private_key(descriptor.analyzer_key)
@@ -127,8 +125,7 @@ class Analyzer:
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
         """Opens a batch of sums: subtracts all masks from the sum of the masked vectors.
 
-        A masked vector cannot fail to open. Worker processes get the reports' keys and return sums
-        of masks.
+        A masked vector cannot fail to open.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0

@@ -1,43 +1,31 @@
 """Pure functions: a batch's private counts, their test, and the estimate of its mixture's value.
 
-Rewards are scaled to [0, 1] and turned into bits. R_h(x, a) counts the reward bits that are 1 at
-(h, x, a) in a batch of n episodes of a mixture pi. The estimate of the value V^pi is the sum of R
-over all (h, x, a), divided by n. The estimate is unbiased, whatever the environment's dynamics. The
-estimate's error has two parts. Each part has a bound that holds with probability 1 - delta / 2:
+Rewards are scaled to [0, 1] and turned into bits. R(h, x, a) counts the reward bits that are 1 at
+(h, x, a). The estimate of the value V^pi of a mixture pi is the sum of R over all (h, x, a),
+divided by n. If all reports are honest, the estimate is unbiased. The estimate's error has two
+parts. Each part has a bound that holds with probability 1 - delta / 2:
 
-- sampling: an episode's return lies in [0, H], so Hoeffding's bound is
-  H sqrt(log(4 / delta) / (2 n));
-- noise: each entry of R has its own independent noise, a sum of centred terms of size at most b.
-  The noise variances of all entries sum to V. With l = log(4 / delta), Bernstein's bound is
-  (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n.
+- sampling: H sqrt(log(4 / delta) / (2 n)), by Hoeffding's inequality;
+- noise: (b l / 3 + sqrt(b^2 l^2 / 9 + 2 V l)) / n with l = log(4 / delta), by Bernstein's
+  inequality. V is the sum of the noise variances of all entries of R. The noise of an entry is a
+  sum of centred terms of size at most b.
 
-The estimate is clipped to [0, H]. V^pi lies in this interval, so clipping only brings the estimate
-nearer to V^pi. All of this holds for honest reports. A dishonest report of L messages can change a
-counter by up to L. With the aggregation `sums`, a dishonest report can change a counter by any
-number.
-
-Poisoning. True counts of n episodes satisfy certain equations. Noise makes private counts deviate
-from these equations a little; lies (false reports) make them deviate more. `check` computes the
-deviation from each equation:
+Poisoning. True counts satisfy certain equations. Noise makes private counts deviate from them a
+little; lies (false reports) make private counts deviate more. `check` tests these equations:
 
 - flow: every step's transitions sum to n, and arrivals in a state at step h equal the state's
   visits at step h + 1. For each cell (h, x, a, x'), the test takes the part of the count that
-  breaks these equations (`postprocess.imbalance`). No other linear test of these equations finds a
-  lie on one cell better;
-- total: all transitions of a batch sum to n times the number of counted steps. Reports without data
-  make this sum smaller;
+  breaks these equations (`postprocess.imbalance`);
+- total: all transitions of a batch sum to n times the number of counted steps;
 - start: the states at step 0 are n draws from the declared start distribution;
 - visits: if the visits of (x, a) have a counter, it equals the sum of (x, a)'s transitions over x';
 - negative: no transition count is below zero;
 - rewards: 0 <= R(x, a) <= N(x, a), where N(x, a) are the visits.
 
-Let a deviation have variance V and be a sum of terms of size at most b. By Bernstein's inequality,
-the deviation's size exceeds r with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), whoever the
-users are. `CountCheck.chance` is the union bound over all tests of the batch. The union bound needs
-only the noise's variance and largest term. Therefore it holds for every environment with the
-declared start distribution, for every choice of families and layers, and for every trust model. The
-tests do not find lies that form whole episodes, or lies smaller than the noise (docs/security.md
-gives numbers).
+Let a deviation have variance V and be a sum of terms of size at most b. If all reports are honest,
+the deviation's size exceeds r with probability at most 2 exp(-r^2 / (2 V + 2 b r / 3)), by
+Bernstein's inequality. `CountCheck.chance` is the union bound over all tests of the batch. The
+tests do not find lies that form whole episodes (docs/security.md gives numbers).
 """
 
 import math
@@ -61,9 +49,7 @@ TINY = 1e-12  # added to variances, which are 0 if there is no noise (simulation
 def private_counts(descriptor: BatchDescriptor, histogram: Ints) -> BatchCounts:
     """Returns unbiased counts with their variances from a batch's histogram (C + 1,).
 
-    Drops the dummies and subtracts the noise's mean: the analyzer's last step in
-    `common.mechanism.workflow`. Computes families without counters from the families with counters
-    (`coordinator.learning.learner`).
+    Drops the dummies and subtracts the noise's mean.
 
     Raises ValueError if the histogram has not C + 1 entries, where C is the number of counters.
     """
@@ -129,10 +115,10 @@ _Test = tuple[str, FloatArray, FloatArray | float, FloatArray | float]
 
 
 def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCheck:
-    """Tests a batch's counts for lies, as the module's docstring explains.
+    """Tests a batch's counts for lies (see the module's docstring).
 
-    ``d1`` (X,) is the declared start distribution. Assumes that up to ``without_data`` reports hold
-    only noise. The part of a deviation that such reports explain does not count.
+    ``d1`` (X,) is the declared start distribution. Up to ``without_data`` reports may hold only
+    noise. The part of a deviation that such reports explain does not count.
     """
     tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0

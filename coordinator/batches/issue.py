@@ -1,11 +1,7 @@
 """Makes a batch from a learner's deployment: its noise, its padding and its descriptor.
 
-`common.accounting.calibrate` calibrates the noise to the run's (epsilon, beta). With trust
-``shuffle``, each user adds b Bernoulli bits to each counter. At least honest_reports(n, gamma)
-users are honest, so a counter has at least this number times b honest bits. With ``local`` and
-``central``, the calibration does not depend on n. A user is in one batch of one run (with epochs:
-in one batch an epoch), so every batch may spend the whole budget. Within an epoch, a run's spend is
-the largest of its batches' spends, not their sum.
+The noise of every batch is calibrated to the run's whole (epsilon, beta), because a user is in only
+one batch (`coordinator.batches.ledger`).
 """
 
 import math

@@ -3,8 +3,7 @@
 ``keys.json`` holds ids, public halves and states. Every change replaces the whole file, and so is
 atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
 in ``keys.json`` before ``<id>.key`` is erased. If a crash comes in between, a later call erases the
-file. A key that is recorded as erased is never used. Replicas share the folder. A replica changes
-the folder under a lock, and reads ``keys.json`` again after another replica has replaced this file.
+file. Replicas share the folder, and change it under a lock.
 """
 
 import fcntl
@@ -142,8 +141,8 @@ class KeyRing:
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
         """Erases expired keys, with their files, except the public keys that ``in_use`` returns.
 
-        ``in_use`` is called after the expired keys are read. Keys that expire after this read are
-        kept, because ``in_use`` may have missed a batch that is sealed to them.
+        The expired keys are read before ``in_use`` is called, so ``in_use`` misses no batch sealed
+        to them.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired

@@ -1,16 +1,13 @@
 """The privacy ledger: the spend of each batch, and the limit of a run's spend. Pure functions.
 
-The unit of privacy is one user. A user is in only one batch of all runs (with epochs: in one batch
-an epoch), because the shuffler refuses a second report. Neighbouring data differ in one user's
-episode. Batches have disjoint users, even when later batches depend on earlier ones. Therefore
-spends compose in parallel: a run's epsilon is the largest of its batches' epsilons
-(`common.accounting.run_guarantee`). Over epochs, spends compose sequentially (`composed`).
+A user is in only one batch of all runs, because the shuffler refuses a second report. So a run's
+epsilon is the largest of its batches' epsilons (`common.accounting.run_guarantee`). With epochs, a
+user may be in one batch of each epoch (`composed`).
 
-The guarantee of a batch is recomputed from its descriptor's n, noise, padding and counters. A
-report has L messages. If f messages do not open, at least ceil(f / L) reports are dishonest, and
-nobody can rely on their noise. The descriptor's promise allows floor(gamma n) dishonest reports. If
-more reports are dishonest, the ledger records the weaker guarantee that the remaining reports give,
-and the counts are not used.
+The guarantee of a batch is recomputed from its descriptor. A report has L messages. If f messages
+do not open, at least ceil(f / L) reports are dishonest, and nobody can rely on their noise. The
+descriptor's promise allows floor(gamma n) dishonest reports. If more reports are dishonest, the
+ledger records the weaker guarantee that the remaining reports give, and the counts are not used.
 """
 
 import math
@@ -54,10 +51,8 @@ def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
 def refuse_beyond(budget: Guarantee, spend: Spend, *, seeded: bool) -> None:
     """Refuses a deployment that would spend more of each user's privacy than the run's budget.
 
-    A seeded batch is not refused: its users are synthetic, and the ledger records epsilon =
-    infinity.
-
-    Raises LocalError ``budget-exceeded``.
+    A seeded batch is not refused, because its users are synthetic. Raises LocalError
+    ``budget-exceeded``.
     """
     if seeded:
         return

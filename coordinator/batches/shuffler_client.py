@@ -1,10 +1,8 @@
 """The coordinator's client of the shuffler: a few calls over HTTP. Every call may be repeated.
 
-Every answer becomes a value or an error here. A RemoteError is the shuffler's own refusal, with its
-slug (`common.protocol.errors.read_refusal`). Every other failure may be temporary and is a
-LocalError ``unavailable``. For example, there is no connection, a proxy answers, or the shuffler
-does not know a token or key yet. The client reads answers up to a bound, and refuses compressed
-answers.
+The shuffler's own refusal is a RemoteError, with its slug (`common.protocol.errors.read_refusal`).
+Every other failure may be temporary and is a LocalError ``unavailable``. For example, there is no
+connection, or the shuffler does not know a token or key yet.
 """
 
 import hashlib
