@@ -1,22 +1,14 @@
-"""External learners: the base class and tools for writing them, and the wrapper that runs them.
+"""External learners: the base class for writing them, and the wrapper that runs them.
 
-`OwnLearner` does what every `Learner` needs. It counts the episodes left, checks that counts belong
-to its deployment, and holds the answer so far. The author writes two methods:
+A learner extends `OwnLearner` and writes two methods:
 
     class Mine(OwnLearner):
         def next_deployment(self): ...      # what to deploy in this state, or None at the end
         def observe(self, counts): ...      # super().observe(counts), then learn from them
 
 `next_deployment` is called more than once, so it must depend only on what `observe` has seen. After
-a crash, a fresh learner gets the same counts again and must ask for the same deployments. So the
-learner must derive every random draw from `problem.seed`. Counts are private already, so any use of
-them is post-processing and costs no privacy.
-
-`ExternalLearner` runs such a learner, or any other external learner, and reports each of its
-mistakes in one line. An exception becomes a `LearnerError` that names the line of the learner's
-file. Every returned value is checked before it is used. LearnerErrors and Riffle's refusals (such
-as a batch that is too small) keep their text. The wrapper asks for the first deployment as soon as
-it is made. So most mistakes are found before a run is created.
+a crash, a fresh learner gets the same counts again and must ask for the same deployments. So every
+random draw must come from `problem.seed`.
 """
 
 from __future__ import annotations
@@ -75,8 +67,7 @@ class OwnLearner(ABC):
         """Returns the next deployment, made with `deploy`, or None when the run is over."""
 
     def observe(self, counts: BatchCounts) -> StageResult | None:
-        """Checks the counts and subtracts their episodes from ``left``. A subclass calls this
-        first.
+        """Checks the counts and subtracts their episodes from ``left``. Subclasses call this first.
 
         Raises LearnerError if the counts have another n or layer than `next_deployment`.
         """
@@ -127,8 +118,7 @@ class OwnLearner(ABC):
         return Deployment(self.batches + 1, "fine", mixture, n, layer)
 
     def explorers(self, count: int = 64) -> PolicyArray:
-        """Returns policies (M, H, X): a constant one for each action, then ``count`` random
-        ones."""
+        """Returns (M, H, X): a constant policy for each action, then ``count`` random policies."""
         sizes = self.problem.sizes
         generator = generator_for(self.problem.seed, "explorers")
         random = generator.integers(sizes.A, size=(count, sizes.H, sizes.X))
@@ -150,9 +140,8 @@ def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, F
     Eq. 7 of paper 000 makes the counts consistent; then P and r are ratios of counts. With
     ``alike`` (`Problem.homogeneous`), counts and variances are summed over steps first.
 
-    Visit counts below one standard deviation of their noise are raised to this deviation. So noise
-    on a rarely visited (x, a) does not look like a reward. Visit counts below 1 are raised to 1.
-    Rows of P may then sum to less than one. The missing probability leads to no state.
+    Visit counts are raised to one standard deviation of their noise, and to at least 1. So noise on
+    a rarely visited (x, a) does not look like a reward. Rows of P may then sum to less than one.
 
     Raises LearnerError if the batch counted only one layer, and so no rewards.
     """
@@ -179,10 +168,13 @@ T = TypeVar("T")
 
 
 class ExternalLearner:
-    """A `Learner` that wraps ``learner``, which ``maker`` makes from the problem and the options.
+    """A `Learner` that wraps ``learner``, checks all that it returns, and explains its errors.
 
-    Raises LearnerError if an option is unknown, ``maker`` returns no learner, or the learner's
-    first deployment is not valid.
+    ``maker`` makes ``learner`` from the problem and the options. The first deployment is checked at
+    once, before a run is created.
+
+    Raises LearnerError if an option is unknown, ``maker`` returns no learner, or the first
+    deployment is not valid.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Learners by name: Riffle's own learners, external learners, and manual mode.
 
-Another package adds a learner by an entry point in the group ``riffle.learners``. The entry point
-is a class or function that takes the `Problem`, and the learner's options by name. A run chooses
-the learner by the entry point's name. A Python file adds a learner if the setting ``learners``
-names it (`common.process.plugins`).
+Another package adds a learner by an entry point in the group ``riffle.learners``. The setting
+``learners`` adds a learner from a Python file (`common.process.plugins`). Either is a class or
+function that takes the `Problem`, and the learner's options by name.
 """
 
 import json
@@ -81,9 +80,9 @@ class Registry:
     def build(self, spec: RunSpec) -> Learner:
         """Returns a fresh learner for a run.
 
-        Raises RemoteError ``invalid-spec`` if there is no such learner or its options are not
-        valid. The error is the same if the learner refuses the problem or its code fails at once.
-        Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made.
+        Raises RemoteError ``invalid-spec`` if there is no such learner, or if the learner refuses
+        its options or the problem. Raises RemoteError ``batch-too-small`` if the noise of a batch
+        cannot be made.
         """
         if spec.learner in self._known:
             factory = self._known[spec.learner]
@@ -129,8 +128,8 @@ def problem(spec: RunSpec) -> Problem:
 def sdp_pe(kind: type[SDPPE], problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE (paper 000 or 003). Options replace single constants of the named set.
 
-    Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. An operator sets
-    K, not a batch's n. So if a large enough K was found, the error names it.
+    Raises RemoteError ``batch-too-small`` if the noise of a batch cannot be made. If a large enough
+    K was found, the error names it.
     """
     chosen = _replace(CONSTANTS[constants], options)
 
@@ -162,8 +161,7 @@ def _sufficient_K(
 ) -> int | None:
     """Returns a larger K (two digits, then zeros) with large enough batches; None if not found.
 
-    Batches grow with K, but not in proportion. A larger K may add a stage, which makes the stages
-    before it smaller. Also, the length of the first stage may be fixed. So each K is tried before
+    A larger K may add a stage, which makes the stages before it smaller. So each K is tried before
     it is returned.
     """
     K = problem.K
@@ -197,8 +195,7 @@ def pe(problem: Problem, constants: str, options: Options) -> Learner:
     """Makes SDP-PE that expects no noise, for simulations of a population without protection.
 
     `pe` has the stages and the radius of SDP-PE, so it is not APEVE (Qiao et al. 2022). On the
-    services, nodes still add noise, so the run is as private as its batches. Only the learner does
-    not know of the noise.
+    services, nodes still add noise, so a run is as private as any other.
     """
     silent = replace(problem, noise=lambda n, layer: 0.0)
     return SDPPE(silent, _replace(CONSTANTS[constants], options))
@@ -270,10 +267,9 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 class ManualLearner(OwnLearner):
     """A `Learner` for deployments from outside, which `submit` takes one at a time.
 
-    The coordinator ends the run when K episodes were executed, whether or not their batches were
-    counted. The best mixture is the one with the largest lower bound on its estimated value. The
-    answer is the best mixture's most probable policy. Whoever submits deployments sees only counts
-    that are already private, so choosing deployments costs no privacy.
+    The answer is the most probable policy of the mixture with the largest lower bound on its
+    estimated value. Whoever submits deployments sees only private counts, so choosing deployments
+    costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -305,7 +301,7 @@ class ManualLearner(OwnLearner):
             self.value = estimate.value
 
     def summary(self) -> LearnerSummary:
-        """Returns the answer so far, which is final once K episodes are observed."""
+        """Returns the answer so far."""
         radius = None if math.isinf(self._lower_bound) else self.value - self._lower_bound
         return replace(super().summary(), finished=self.left <= 0, radius=radius)
 
