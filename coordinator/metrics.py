@@ -1,13 +1,11 @@
 """The coordinator's metrics and journal. They show batches and sums, never single reports.
 
-Counters and histograms count the work of this process. Gauges of runs, batches, messages and
-epsilon are read from the store (`Census`). These gauges are equal on all replicas, so do not add
-them up; take the maximum over replicas. No label names a run or a batch.
+Gauges of runs, batches, messages and epsilon are read from the store (`Census`), so they are equal
+on all replicas: do not add them up. No label names a run or a batch.
 
-The journal (`common.process.journal`) names no user, no lease of a slot and no node. The journal's
-field ``detail`` is one sentence about a run. The sentence is the text of one of Riffle's own
-errors, which the run's ``trouble`` also shows, or a learner's message that it cannot go on. A
-learner's message tells nothing about single users, because a learner knows only private counts.
+The journal names no user, no lease of a slot and no node. The journal's field ``detail`` is one
+sentence about a run: one of Riffle's own errors, or a learner's message that it cannot go on. A
+learner knows only private counts, so its message tells nothing about single users.
 """
 
 import shutil
@@ -29,9 +27,7 @@ class Census:
     """Runs and batches by state, numbers of messages, and the largest finite epsilon spent.
 
     ``waiting`` counts runs that cannot go on now. ``opened`` and ``failed`` count messages.
-    ``seeded`` counts batches with an infinite epsilon, such as seeded batches. ``suspicious``
-    counts batches with counts that are very unlikely if all reports are honest
-    (`coordinator.batches.counts`).
+    ``seeded`` counts batches with an infinite epsilon. ``suspicious`` counts suspicious batches.
     """
 
     runs: Mapping[str, int]

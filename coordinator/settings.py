@@ -85,7 +85,7 @@ class Settings(ServerSettings):
         return self.store_url or f"sqlite:///{self.data_dir / 'coordinator.sqlite'}"
 
     def replica(self) -> Replica:
-        """Returns this replica's name, the same after a restart, and how long its leases last."""
+        """Returns this replica's name (the same after a restart) and how long its leases last."""
         seconds = self.lease_seconds if self.store_url else ALONE_SECONDS
         return Replica(f"{socket.gethostname()}:{self.port}", seconds)
 

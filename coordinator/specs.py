@@ -1,8 +1,7 @@
 """The documents that an operator may send: run spec, manual deployment, true values.
 
-These documents are strict. An unknown field, a wrong type or a value out of range is refused with
-the name of the field. Faults that only the learner or the accounting can find are refused when the
-run is created.
+A document with an unknown field, a wrong type or a value out of range is refused. Faults that only
+the learner or the accounting can find are refused when the run is created.
 """
 
 import math
@@ -160,9 +159,10 @@ def declaring(
 ) -> dict[str, Any]:
     """Returns a spec's fields ``support``, ``homogeneous`` and ``options``, by name.
 
-    ``support`` and ``homogeneous`` are what the environment declares. If ``options`` has
-    "homogeneous", its value (true or false) replaces the declared one. If ``options`` has "support"
-    with the value false, the declared support is dropped. All other options are the learner's.
+    ``support`` and ``homogeneous`` are what the environment declares. The option "homogeneous"
+    replaces the declared value. If the option "support" is false, the declared support is dropped.
+    All other options are the learner's.
+
     Raises ValueError if the option "support" is not true or false.
     """
     own = {"homogeneous": bool(homogeneous), "support": True, **options}
@@ -228,8 +228,7 @@ class TrueValue(Document):
 class TrueValueSpec(Document):
     """The optimal value V* of a simulated environment and the values V of deployed mixtures.
 
-    The values are for rewards scaled to [0, 1]. An operator supplies the values
-    (`coordinator.learning.true_values`), and no learner reads them.
+    The values are for rewards scaled to [0, 1]. No learner reads them.
     """
 
     optimal_value: float = Field(ge=0, allow_inf_nan=False)
@@ -242,8 +241,8 @@ DocumentType = TypeVar("DocumentType", bound=Document)
 def read_document(kind: type[DocumentType], body: bytes) -> DocumentType:
     """Parses a request's body strictly.
 
-    Raises RemoteError ``malformed`` if the body is not JSON. Raises RemoteError ``invalid-spec``,
-    which names the field, if a field is wrong.
+    Raises RemoteError ``malformed`` if the body is not JSON, and ``invalid-spec`` if a field is
+    wrong.
     """
     try:
         return kind.model_validate_json(body)

@@ -15,8 +15,7 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
-"""The limits of each token here: requests a second, and requests at the same time. Nobody sends
-reports to a coordinator."""
+"""The limits of each token. Nobody sends reports to a coordinator."""
 
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

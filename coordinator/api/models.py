@@ -1,7 +1,6 @@
 """The response models of the coordinator's API. Values of policies are for rewards in [0, 1].
 
-An infinite epsilon is the string "Infinity", because JSON has no such number. A seeded batch has an
-infinite epsilon.
+An infinite epsilon is the string "Infinity", because JSON has no such number.
 """
 
 from typing import Annotated, Any

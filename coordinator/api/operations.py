@@ -1,13 +1,7 @@
 """Routes that are not about runs: health, metrics, analyzer keys, and the page.
 
-Keys. To rotate the key, make a new one (pending), pin its public half at nodes and shuffler, and
-then activate it. The previous key still opens the batches issued under it, and is erased once all
-these batches are acknowledged or abandoned. No private half leaves the coordinator.
-
-The page. The page is one HTML document; its scripts and styles are separate files. All are served
-without a token. Like any other client, the page calls the REST routes with the operator's token.
-The content security policy allows no inline code, no other origin, no frames and no HTML made from
-strings.
+The page's files are served without a token. The page's script calls the REST routes with the
+operator's token, like any other client.
 """
 
 import asyncio

@@ -33,11 +33,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run and its progress.
-
-    ``trouble`` says why the run's driver cannot go on. ``trouble`` is None if the driver can go on,
-    or if the driver is not in this replica.
-    """
+    """Presents a run. ``trouble`` is what the run's driver reports, if it is in this replica."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     if progress["stage"]:
@@ -131,11 +127,7 @@ def true_values_model(
 def conservation_model(
     rows: Rows, spends: Spends, records: Sequence[ShufflerRecord]
 ) -> models.RunConservation:
-    """Presents what became of messages at both services, for each batch and in total.
-
-    At the shuffler, accepted = held + forwarded + dropped. If a batch is counted or rejected,
-    forwarded = opened + failed = n L.
-    """
+    """Presents what became of messages at both services, for each batch and in total."""
     by_index = {spend.index: spend for spend in spends}
     batches = [
         _batch_conservation(row, by_index.get(row.index), record)
@@ -179,11 +171,7 @@ def _batch_conservation(
 def _balanced(
     expected: int, spend: LedgerRecord | None, record: Conservation | None
 ) -> bool | None:
-    """Returns whether both services' numbers add up and agree.
-
-    If the shuffler's ``record`` is missing, returns None, or False if the coordinator's numbers do
-    not add up.
-    """
+    """Returns whether the numbers of both services add up and agree; None if this is not known."""
     if spend is not None and spend.opened + spend.failed != expected:
         return False
     if record is None:

@@ -1,7 +1,4 @@
-"""Routes of runs: create and stop them, deploy manually, follow them, and read results.
-
-Routes only translate requests. `coordinator.runs.coordinator` carries them out.
-"""
+"""Routes of runs: create and stop them, deploy manually, follow them, and read results."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated, cast
