@@ -1,17 +1,14 @@
 """Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has n_i episodes. One of two rules gives the batch's weight w_i. Let m be the number of
-visits that the rule expects, and sigma_i^2 the variance of the noise on each transition count of
-batch i:
+Batch i has n_i episodes. Let m be the number of visits that a rule expects, and sigma_i^2 the
+variance of the noise on each transition count of batch i. The rule gives the batch's weight w_i:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a). Here d_i is the
              probability of a visit by the batch's own mixture under a first model of the
              transitions, and k counts the states that may follow (h, x, a).
 
-Either weight is the share of a count's variance that comes from sampling. The weight is near one if
-sampling dominates, and near m / (variance of the noise) if noise dominates. With `visits`, a batch
-that never goes to (h, x, a) adds no noise there.
+A weight is the share of a count's variance that comes from sampling.
 """
 
 from __future__ import annotations
@@ -40,9 +37,8 @@ class Evidence:
 
     For Hs counted steps, `transitions` are (..., Hs, X, A, X), `visits` and `rewards` (..., Hs, X,
     A). `rewards` is None if rewards were not counted. `n` is the number of episodes counted at each
-    step. The variances belong to the noise on each count. Their arrays lack the counts' leading
-    dimensions. `possible` (Hs, X, A, X) is the support. `mixtures` has one mixture for each step,
-    or a single one that was deployed for all steps.
+    step. The variances of the noise lack the leading dimensions "...". `possible` (Hs, X, A, X) is
+    the support. `mixtures` has one mixture for each step, or a single one for all steps.
     """
 
     n: float

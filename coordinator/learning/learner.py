@@ -1,22 +1,15 @@
 """The contract between a learner and whatever runs it: deployments out, private counts in.
 
-A learner is a deterministic state machine. It reads no clock and no global randomness. So a
-coordinator can restore a learner exactly: it gives the same counts to a fresh learner of the same
-`Problem`. The loop is
+A learner is deterministic. It reads no clock and no global randomness. So a coordinator can restore
+a learner: it gives the same counts to a fresh learner of the same `Problem`. The loop is
 
     while (deployment := learner.next_deployment()) is not None:
         counts = <private counts of deployment.n episodes>
         stage_result = learner.observe(counts)      # None inside a stage
 
-Letters: X states, A actions, H steps, K episodes, stage b of length L_b. The precision E bounds the
-noise: with high probability, the noise on every counter is within E / 4 (Assumption 4 of 000).
-Steps h are 0-based. All arrays are read-only by convention.
-
-`batch_counts` turns debiased counters of any families into the counts that a learner takes. Counts
-without counters of their own are sums. With `lean`, the visits are N(x,a) = sum_x' N(x,a,x'). With
-`joint`, the transitions are also sums: N(x,a,x') = sum_r N(x,a,x',r). The reward sums are R(x,a) =
-sum_x' N(x,a,x',1). The variance of a sum is the sum of its terms' variances. `to_json` writes a
-learner's answers for the store and for events.
+Stage b has length L_b. The precision E bounds the noise: with high probability, the noise on every
+counter is within E / 4 (Assumption 4 of 000). Steps h are 0-based. All arrays are read-only by
+convention.
 """
 
 from __future__ import annotations
@@ -42,19 +35,18 @@ Purpose = Literal["crude", "fine", "exploit", "manual"]
 NoiseModel = Callable[[int, int | None], float]
 """Takes a batch's n and layer (None: all layers); returns the variance of the noise on one counter.
 
-The variance is known before the batch runs, so a learner uses it to choose n and to compute the
-precision E."""
+The variance is known before the batch runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Everything that a learner knows about its run and the environment.
 
-    `d1` (X,) is the start distribution and sums to one. K counts episodes. (epsilon, beta) is the
-    guarantee of one user. `delta` is the probability that the confidence statements fail. `support`
-    and `homogeneous` are the environment's declaration: its possible transitions, and whether all
-    steps are alike. `seed` keys the learner's own random draws, for example in a bootstrap. Privacy
-    does not depend on these draws, because they are post-processing.
+    `d1` (X,) is the start distribution. K counts episodes. (epsilon, beta) is the guarantee of one
+    user. `delta` is the probability that the confidence statements fail. `support` and
+    `homogeneous` are the environment's declaration: its possible transitions, and whether all steps
+    are alike. `seed` keys the learner's own random draws.
     """
 
     sizes: Sizes
@@ -92,9 +84,7 @@ class BatchCounts:
     `transitions` are (Hs, X, A, X), `visits` and `rewards` are (Hs, X, A). `rewards` is None if
     rewards were not counted. Hs is H if the batch counts all layers, and 1 if it counts one. The
     variances of the noise on the entries have the same shapes. Outside the support, entries and
-    variances are 0. With the families `lean` and `joint`, `visits` have no counters: they are sums
-    of counts over x' (and r). With these families, visits and transitions agree exactly and share
-    their noise. `term` is the b of Bernstein's inequality for the noise on each counter
+    variances are 0. `term` is the b of Bernstein's inequality for the noise on each counter
     (`common.mechanism.parameters.BatchNoise`).
     """
 
@@ -114,10 +104,9 @@ class StageResult:
     """The outcome of a stage, for the log, the CSV and the live page.
 
     `active_before` and `active_after` are the numbers of active policies, or None for an implicit
-    active set. Policies that differ only in impossible start states count as one.
-    `decisions_eliminated` is the number of (h, x, a) that no active policy takes any more.
-    `best_value` is the largest estimated value in the active set; policies that are `radius` or
-    more below this value are eliminated. `E` is the precision of the stage's fine counts.
+    active set. `decisions_eliminated` is the number of (h, x, a) that no active policy takes any
+    more. `best_value` is the largest estimated value in the active set. Policies that are `radius`
+    or more below this value are eliminated. `E` is the precision of the stage's fine counts.
     `infrequent` is the share of tuples (h, x, a, x') in W, the set of tuples too rare to learn.
     `coverage_gap` bounds how far the coverage design is from the optimum of Eq. 4, relative to the
     optimum.
@@ -159,7 +148,7 @@ class LearnerSummary:
 
 
 class Learner(Protocol):
-    """A deterministic learning run. The module's docstring shows the loop."""
+    """A deterministic learning run; see the module's docstring."""
 
     def next_deployment(self) -> Deployment | None:
         """Returns the next deployment, or None when the run is over.
@@ -186,8 +175,8 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    `variance` is the variance of the noise on each counter, and `term` is the b of Bernstein's
-    inequality for this noise.
+    Families without counters of their own are sums of other counters. `variance` is the variance of
+    the noise on each counter, and `term` is the b of Bernstein's inequality for this noise.
 
     Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """

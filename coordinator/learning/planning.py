@@ -5,14 +5,9 @@ For a deterministic policy pi, steps h = 0..H-1 and V_H = 0,
     V_h(x) = r_h(x, pi_h(x)) + sum_x' P_h(x' | x, pi_h(x)) V_{h+1}(x'),
     d_0 = d1,    d_{h+1}(x') = sum_x d_h(x) P_h(x' | x, pi_h(x)).
 
-P has shape (H, X, A, X) and may be sub-stochastic. The mass missing from a row goes to x-dagger,
-the absorbing state of paper 000 (section III-B). The value of x-dagger is zero, so it needs no row.
-r has shape (H, X, A). `...` stands for leading dimensions of arrays.
-
-`compiled` uses numba to compile the loops of learners that plan in every episode. Without numba,
-plain Python runs the same code. Compiled functions are cached on disk. numba compiles a function
-again only if the function's own file has changed. So a compiled function uses only compiled
-functions and constants of that file.
+P has shape (H, X, A, X) and r has shape (H, X, A). Rows of P may sum to less than one. The rest of
+a row goes to x-dagger, the absorbing state of paper 000 (section III-B). The value of x-dagger is
+zero. `...` stands for leading dimensions of arrays.
 """
 
 from __future__ import annotations
@@ -87,7 +82,11 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def compiled(function: Function) -> Function:
-    """Compiles a function if numba is installed. Keeps the order of arithmetic; caches on disk."""
+    """Compiles a function if numba is installed. Keeps the order of arithmetic; caches on disk.
+
+    numba compiles a cached function again only if the function's own file has changed. So a
+    compiled function may use only compiled functions and constants of its own file.
+    """
     try:
         from numba import njit  # noqa: PLC0415  (an optional dependency)
     except ImportError:

@@ -8,42 +8,31 @@ asks for an n that attains
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
-There are many minimisers. `project` returns the Euclidean projection of c onto the set {n >= 0, l
-<= sum n <= u}. The projection is one of the minimisers (the tests compare it with a linear
-program). It is unique and continuous in the data. If c is sorted in descending order and S_k sums
-its first k entries,
+There are many minimisers. `project` returns one of them: the Euclidean projection of c onto the set
+{n >= 0, l <= sum n <= u}. If c is sorted in descending order and S_k sums its first k entries,
 
     lambda = max(0, min_k (l - S_k) / k) + min(0, min_k (u - S_k) / k),    n = max(c + lambda, 0).
 
 If u < 0, no n is feasible, and `project` returns n = 0.
 
-**Flow.** The true transition counts N_h(x, a, x') of n episodes satisfy, exactly and in every MDP,
+**Flow.** The true transition counts N_h(x, a, x') of n episodes satisfy, in every MDP,
 
     sum_{x,a,x'} N_0(x, a, x') = n,
     sum_{x,a} N_{h-1}(x, a, y) = sum_{a,x'} N_h(y, a, x')      for all y, h >= 1,
 
-in short B N = b. Private counts c violate these equations. `conserve` projects c onto them by least
-squares, weighted by the inverse variances. The projection is linear and unbiased, and takes stacks
-of counts. Only noise violates the equations, so the projection removes only noise. There are 1 + (H
-- 1) X independent equations for H X^2 A counts. So the projection removes the share (1 + (H - 1) X)
-/ (H X^2 A) of the noise's total variance. From sums, such as the visits of a state, it removes a
-far larger share. If visits have counters of their own (families `paper`), the least squares also
-weigh in these visits. Let c be the transitions, already corrected by such visits. Let Sigma be the
-covariance of the noise on c, and B' the transpose of B. The result is
+in short B N = b. `conserve` projects private counts c onto these equations by least squares,
+weighted by the inverse variances. Let Sigma be the covariance of the noise on c, and B' the
+transpose of B. The projection is linear and unbiased:
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
-Transitions outside a declared support have no noise. They stay 0 in Eq. 7, in the add-on (see
-`consistent`) and in the projection.
+If visits have counters of their own (families `paper`), these visits first correct c.
 
 **Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). These
 tuples lead to the state x-dagger, which earns 0:
 
     P~(x' | x, a) = N(x, a, x') / N(x, a)  off W,   0 on W,   the rest of the row to x-dagger,
     r~(x, a)      = clip(R(x, a) / N(x, a), 0, 1).
-
-Paper 000 names these estimates `Estimate Transition` and `Estimate Rewards`, but does not write
-them out. P~ is sub-stochastic (see `planning`).
 """
 
 from __future__ import annotations
@@ -162,8 +151,8 @@ def conserve(
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
     """Returns s = ratio / (1 + k ratio) in shape (H, X, A); k counts the possible x' of (h, x, a).
 
-    In units of a transition count's variance, Sigma's block of one (h, x, a) is the identity minus
-    s in every entry.
+    If a transition count has variance 1, Sigma's block of one (h, x, a) is the identity minus s in
+    every entry.
     """
     return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
 
@@ -173,8 +162,8 @@ def imbalance(
 ) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that breaks the equations of flow.
 
-    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B. The
-    module's docstring defines B and Sigma.
+    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B (see
+    the module's docstring).
     """
     excess = divergence(transitions)
     excess[..., 0] -= n
@@ -203,10 +192,9 @@ def leverage(possible: BoolArray) -> FloatArray:
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
     """Returns (B Sigma B')^-1 without building B. `mask` is the support's mask as bytes.
 
-    Let v and w be vectors over tuples, and S v the sums of v over the possible x' of each (h, x,
-    a). With s of `_share`, v' Sigma w = v'w - (S v)' diag(s) (S w). Row 0 of B has ones at step 0.
-    Row (h, y) has ones where step h - 1 enters y, and minus ones where step h leaves y. If a state
-    cannot occur, its row of B is zero; a one on the diagonal then keeps the matrix invertible.
+    Row 0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and minus ones
+    where step h leaves y. If a state cannot occur, its row of B is zero. A one on the diagonal then
+    keeps the matrix invertible.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)

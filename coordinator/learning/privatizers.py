@@ -1,29 +1,17 @@
 """Privatizers: private running sums that satisfy the assumptions of papers 000 and 004.
 
+Privatizers are for simulation. The services add other noise (`common.mechanism.workflow`).
+
 User t contributes sigma_t, an array of one entry per counter; S_t = sigma_1 + ... + sigma_t. A
 Privatizer releases S_t plus noise. The noise on each counter is the sum of `terms(t)` independent
-draws of `noise`. Learners rely on three properties:
-
-- Unbiased: the noise has mean zero and the variance terms(t) * noise.variance, which is known
-  beforehand.
-- Bounded: after t users, a counter's noise exceeds `noise.deviation(terms(t), l)` in absolute value
-  with probability at most 2 exp(-l). This is Assumption 4 of 000 and Assumption 2.3 of 004. For C
-  counters at m times, let l = log(2 C m / delta), and let E be four times the deviation. By a union
-  bound, with probability 1 - delta all these noises are within E / 4. If they are, Eq. 7 and the
-  add-on (`postprocess.consistent`; Eq. 5.1 and 5.2 of 004) give counts that satisfy the rest of the
-  assumption: N(x,a) = sum_x' N(x,a,x'), and N(x,a) is at most E above the true count, never below.
-- Private, as stated below. Two populations are neighbours if one user is replaced by another.
+draws of `noise`. The noise has mean zero, and a known bound (`AdditiveNoise.deviation`; Assumption
+4 of 000, Assumption 2.3 of 004).
 
 There are two calibrations. `paper` is the papers' Laplace noise, taken literally; `paper_guarantee`
 is the epsilon that this noise really gives. `tight` is the least noise for which we can prove
-(epsilon, beta)-DP: Laplace for few counters, Gaussian for many. Privatizers are for simulation: the
-noise comes from the caller's generator, which experiments seed. In the services, counts of batches
-get integer noise from the system's CSPRNG (`common.mechanism.workflow`).
-
-**Sensitivity.** Replacing one user lowers one entry and raises another, each by at most one, in
-every counter family at every step. `Sensitivity.of_cells(CounterLayout.cells)` is this sensitivity.
-Under full information (004), a user contributes a loss in [0, 1] for each of the X A pairs, and all
-may change. `Sensitivity.of_losses(X A)` is the sensitivity of these losses.
+(epsilon, beta)-DP: Laplace for few counters, Gaussian for many. Two populations are neighbours if
+one user is replaced by another. Replacing a user lowers one entry and raises another, each by at
+most one, in every counter family at every step.
 
 **Central Privatizer**: the Binary Mechanism (Chan, Shi, Song 2011) and its variant (004, Alg. 4). A
 trusted agent sees every contribution and releases S_t for t = 1..T. A block of level j is the sum
@@ -31,44 +19,28 @@ of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each b
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 
-Each block gets noise once, when it is complete. So S_t carries one draw of noise for each 1-bit of
-t. The variant adds fresh draws until S_t carries one for each level. The noise on S_t then has the
-same law for all t (Assumption 3.2 of 004). The fresh draws cost variance and add no privacy.
+Each block gets noise once, when it is complete. The variant adds fresh draws until S_t carries one
+for each level. The noise on S_t then has the same law for all t (Assumption 3.2 of 004).
 
-Levels: contribution i is in at most one block of each level with 2^j <= T, so in at most
-
-    tree_levels(T) = floor(log2 T) + 1 = T.bit_length()
-
-blocks; contribution 1 is in exactly that many. A learner of K episodes needs S_1..S_{K-1}, because
-policy k uses users i < k and nobody uses S_K. Hence T = K - 1, and there are (K-1).bit_length() =
-ceil(log2 K) levels, as in Algorithm 4. Taken literally, Algorithm 4 also uses a leaf K, which has
-no index if K is a power of two. The leaf is not needed.
+A contribution is in at most one block of each level with 2^j <= T, so in at most floor(log2 T) + 1
+blocks (`tree_levels`). A learner of K episodes needs S_1..S_{K-1}, because policy k uses users i <
+k. Hence T = K - 1.
 
 Privacy: given the earlier releases, no other trajectory depends on the replaced user. So replacing
-user i changes only the blocks that contain contribution i. Let one contribution have the
-sensitivities Delta_1 (L1) and Delta_2 (L2). Then the vector of all blocks has the sensitivities
-levels * Delta_1 and sqrt(levels) * Delta_2. The sums are functions of the noisy blocks. Laplace
-noise of scale b = levels * Delta_1 / epsilon composes adaptively to epsilon-DP. The analytic
-Gaussian mechanism on the whole vector is (epsilon, beta)-DP, even if later contributions are chosen
-adaptively (Denisov et al. 2022). The policies shown to other users are post-processing, so by the
-billboard lemma (Hsu et al. 2014) the run is jointly DP.
+a user changes only the blocks that contain the user's contribution. If one contribution has the L1
+sensitivity Delta_1 and the L2 sensitivity Delta_2, the vector of all blocks has levels * Delta_1
+and sqrt(levels) * Delta_2. Laplace noise of scale levels * Delta_1 / epsilon composes adaptively to
+epsilon-DP. The analytic Gaussian mechanism is (epsilon, beta)-DP, even if later contributions are
+chosen adaptively (Denisov et al. 2022). The policies shown to other users are post-processing, so
+the run is jointly DP (Hsu et al. 2014).
 
-`paper` is Lap(3 H ceil(log2 K) / epsilon) on three families of counters (004, section 5.1: epsilon'
-= epsilon / (3 H log K)). This noise covers H changes in each family, but replacing a user makes 2 H
-changes. So the noise gives 2 epsilon-DP if one user is replaced, and epsilon-DP if one is added or
-removed. Under full information, where a user contributes X A losses, the guarantee is weaker still.
+**Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves, so
+S_t has t draws of noise. A user sends only one message, so nothing composes.
 
-**Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves.
-
-    S~_t = sum_{i <= t} (sigma_i + Z_i),   Z_i independent for every user and counter,
-
-so the noise on S_t has variance t Var Z. Privacy: the message of a user is the whole noisy
-contribution. Two possible contributions differ by at most Delta_1 in L1 and Delta_2 in L2. Laplace
-noise of scale b = Delta_1 / epsilon is epsilon-LDP; the analytic Gaussian mechanism is (epsilon,
-beta)-LDP. A user sends only one message, so nothing composes. `paper` is Lap(3 H / epsilon) on
-three families. This noise covers H changes in each family. But two trajectories differ in 2 H
-entries of each family, so the noise gives 2 epsilon-LDP. Under joint DP, too, 004 adds Lap(3 H /
-epsilon) to bandit losses (Lemma 5.6).
+**Noise of the paper**: Lap(3 H depth / epsilon) on three families of counters (004, section 5.1).
+The depth is ceil(log2 K) for a Central Privatizer, and 1 for a Local Privatizer. This noise covers
+H changes in each family, but replacing a user makes 2 H changes. So the noise gives only 2
+epsilon-DP.
 """
 
 from __future__ import annotations
@@ -135,10 +107,9 @@ class AdditiveNoise:
     def deviation(self, terms: int, log_term: float) -> float:
         """Returns a bound that a sum of `terms` draws exceeds with probability <= 2 exp(-log_term).
 
-        The bound is on the sum's absolute value. Let l be log_term. The Gaussian bound is sigma
-        sqrt(2 terms l). For a draw Z of Laplace noise, log E[exp(x Z / b)] = -log(1 - x^2) is at
-        most x^2 / (1 - x). So the sum is sub-gamma with variance factor 2 terms b^2 and scale b
-        (Boucheron et al. 2003). The Laplace bound is b (2 sqrt(terms l) + l).
+        The bound is on the sum's absolute value. With l = log_term, the Gaussian bound is sigma
+        sqrt(2 terms l). The sum of draws of Lap(b) is sub-gamma with variance factor 2 terms b^2
+        and scale b. So the Laplace bound is b (2 sqrt(terms l) + l) (Boucheron et al. 2003).
         """
         if self.kind == "none" or terms == 0:
             return 0.0
@@ -178,9 +149,9 @@ def noise_of_draw(
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
     """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
 
-    `sensitivity` covers all families together, and Delta_1 is its L1 norm. With three families of
-    counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. Under full information, with two families
-    of counts and X A losses, Delta_1 is 4 H + X A.
+    Delta_1 is the L1 norm of `sensitivity`, for all families together. With three families of
+    counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. Under full information, with two families of
+    counts and X A losses, Delta_1 is 4 H + X A.
     """
     return sensitivity.l1 / (3.0 * H) * epsilon
 
@@ -193,8 +164,7 @@ def tree_levels(T: int) -> int:
 class BinaryMechanism:
     """The Central Privatizer for T arrays of one shape; `variant` equalises the noise (Alg. 4).
 
-    For each t, the noise of the block that t completes is drawn first, then the variant's extra
-    draws. `add` raises LearnerError after T contributions.
+    `add` raises LearnerError after T contributions.
     """
 
     def __init__(

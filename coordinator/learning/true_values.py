@@ -1,17 +1,14 @@
 """True values of deployments, supplied by the operator of a simulated environment.
 
-The coordinator does not know the environment. The operator of a simulated environment knows the
-optimal value V*, and the value V of every deployed mixture, exactly. Values supplied for a run are
-stored beside it and marked as supplied. No learner reads them. Supplied values give the exact
-pseudo-regret after deployment i,
+Such an operator knows the optimal value V*, and the value V of every deployed mixture, exactly. No
+learner reads supplied values. They give the exact pseudo-regret after deployment i,
 
     regret_i = sum over j <= i of n_j (V* - V_j),
 
 where n_j is the number of episodes executed for deployment j. A run's bands cover the run itself
 and all comparable runs. A comparable run has the same spec, except for id and seeds, and has
-executed no fewer episodes. At each point, a band is the mean over all these runs with a two-sided
-95 % Student t interval. Within one deployment, regret is taken as linear in the episodes and value
-as constant.
+executed no fewer episodes. Within one deployment, regret is taken as linear in the episodes and
+value as constant.
 """
 
 from collections.abc import Sequence
@@ -57,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
+    """Pointwise 95 % Student t intervals of the mean over comparable runs (see the module)."""
 
     runs: int
     episodes: list[float]
@@ -99,9 +96,6 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns the half width of a mean's interval.
-
-    The mean is over ``count`` >= 2 values with the standard deviation ``sd``.
-    """
+    """Returns the half width of a mean's interval: ``count`` >= 2 values of deviation ``sd``."""
     half: FloatArray = special.stdtrit(count - 1, (1 + LEVEL) / 2) * sd / np.sqrt(count)
     return half

@@ -2,14 +2,12 @@
 
 `coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise in the
 same letters. In the tests, a NumPy oracle takes the same random draws in the same order, and gives
-the same policies. (Rows are summed in the order of x'. NumPy sums in this order only below eight
-states. With more states, the last bit may differ.) All draws come from PCG64. An episode takes 1 +
-2 H uniform numbers: one for the start, and two for every step (the next state and the reward bit).
-A completed block or a user's message takes one draw of noise for each counter. Inner loops run over
-pairs (h, x, a) for one x' at a time, so that they fill vector registers.
+the same policies. An episode takes 1 + 2 H uniform numbers: one for the start, and two for every
+step (the next state and the reward bit). A completed block or a user's message takes one draw of
+noise for each counter. Inner loops run over pairs (h, x, a) for one x' at a time, so that they fill
+vector registers.
 
-A policy's value comes from backward induction in the true MDP. The value is computed only when the
-policy changes. Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
+Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """
 
 from __future__ import annotations
@@ -63,9 +61,7 @@ class Privacy(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch arrays: V (X,), counts (X, pairs), and four arrays (pairs,), with H X A pairs. All
-    arrays are separate, so that the compiler knows that they do not overlap.
-    """
+    """Scratch arrays: V (X,), counts (X, pairs), and four arrays (pairs,), with H X A pairs."""
 
     V: Floats
     counts: Floats
@@ -82,11 +78,7 @@ class Work(NamedTuple):
 
 @compiled
 def run_episode(generator: np.random.Generator, world: World, policy: Ints, episode: Ints) -> None:
-    """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4).
-
-    The drawn state is the first state whose cumulative probability exceeds a uniform number. If no
-    state's does, because of rounding, the last state is drawn.
-    """
+    """Runs one episode. Writes x, a, x' and the reward bit of each step into `episode` (H, 4)."""
     following, r = world.following, world.r
     x, uniform = 0, generator.random()
     while x < len(world.start) - 1 and world.start[x] <= uniform:
@@ -241,8 +233,7 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
     """Projects columns of c (X, pairs) as `postprocess.project` does; writes n and column sums N.
 
-    Odd-even transposition sorts each column of c. The order of its comparisons does not depend on
-    the data, so all columns are sorted side by side.
+    Odd-even transposition sorts all columns of c side by side.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second

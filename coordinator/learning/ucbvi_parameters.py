@@ -1,10 +1,10 @@
 """UCBVI and private UCB-VI: optimistic backward induction before every episode.
 
-The two learners are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017)
-without privacy, and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of
-004. This module has the bonuses and the noise of both; `coordinator.learning.ucbvi` is their
-compiled code. Services cannot run these learners: the policy may change with every episode, so
-there is no batch that could hide a user.
+These learners are the baselines of paper 000, section VI: UCBVI (Azar, Osband, Munos 2017) without
+privacy, and DP-UCBVI (Qiao and Wang 2023) under joint and local DP with the Privatizers of 004.
+This module has their bonuses and their noise; `coordinator.learning.ucbvi` is their compiled code.
+Services cannot run them: the policy may change with every episode, so there is no batch that could
+hide a user.
 
 Counts N_h(x, a, x'), N_h(x, a), R_h(x, a) of all episodes so far give P^ and r^. With V_H = 0, for
 h = H-1..0,
@@ -15,22 +15,14 @@ and Q = H - h for a pair never visited. The policy is greedy in Q, and the first
 The published UCBVI also takes the minimum with the previous Q. With noisy counts, one underestimate
 would then stay for ever. So all learners here leave out the previous Q.
 
-Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee. All
-that follows is post-processing:
-
-    noisy counts -> Eq. 7 (closed form, `postprocess`) -> P~, r~, N~ -> UCBVI.
-
-Policy k uses the sum of k - 1 contributions. So at most K - 1 contributions are summed, and the
-Central Privatizer has ceil(log2 K) levels of blocks. There are two sets of noise levels, named as
-in `privatizers`:
+Private learners see counts through a Privatizer; `privatizers` states the privacy guarantee. Eq. 7
+of paper 000 (`postprocess`) turns noisy counts into P~, r~, N~. There are two sets of noise levels,
+named as in `privatizers`:
 
 - `paper`: three families (transitions, visits, rewards) with the papers' Laplace noise.
-- `tight`: two families (transitions and rewards; visits are sums). Replacing one user changes 4 H
-  counters. The noise is Laplace or analytic Gaussian, whichever has the smaller variance at the
-  same (epsilon, beta).
+- `tight`: two families (transitions and rewards; visits are sums).
 
-A bonus is called `paper` or `practical`. Every run records its bonus, which is the same for every
-environment:
+A bonus is called `paper` or `practical`:
 
 - `paper` without privacy (UCBVI-CH): 7 H L / sqrt(N), L = log(5 X A K H / delta). This bonus
   exceeds H - h for N < 49 L^2, about ten thousand visits, so nothing is learned at K = 20,000.
@@ -38,20 +30,16 @@ environment:
 
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
-  Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise as in `privatizers`.
-  The paper's last term contains the minimum of H^2 and a number above 10^6 H^3 X A iota^2 / N. For
-  every N of interest, this minimum is H^2, and its square root is the H of the last term above.
-- `practical`: a sum of two terms, each with a constant factor. The first is Bernstein's bonus with
-  estimated variances. The second is, to first order, a multiple of the standard deviation of the
-  noise in r~ + P~ V:
+  Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise. The paper's last term
+  contains the minimum of H^2 and a number that is larger for every N of interest.
+- `practical`: Bernstein's bonus with estimated variances, plus, to first order, a multiple of the
+  standard deviation of the noise in r~ + P~ V:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
 
   with iota = log(2 H X A K / delta). sigma_T^2 and sigma_R^2 are the variances of the noise on a
-  transition count and on a reward sum. As with SDP-PE's `practical`, counts are projected with
-  tolerance zero and get no add-on. A visit count below `least_visits` standard deviations of its
-  noise is raised to this level.
+  transition count and on a reward sum. Counts are projected with tolerance zero and get no add-on.
 """
 
 from __future__ import annotations
@@ -76,9 +64,7 @@ class Bonus:
     privacy noise. For rewards and bonuses, but not for transitions, a pair's visits count as at
     least `least_visits` standard deviations of their noise. So noise alone does not make a rarely
     visited pair look rewarding. The defaults are the same for all environments, learners and
-    epsilons. The defaults were chosen once from small grids with epsilon = 1 and K = 20,000 or
-    200,000. Each grid ran a few seeds on RiverSwim-v0, Bandit-v0, SpectrumAccess-v0 and two
-    RandomMDP-v0.
+    epsilons.
     """
 
     name: BonusName = "practical"

@@ -12,19 +12,15 @@ batch i run policies that are planned from the batches before i, with several bo
         mixture_{i+1} = uniform over the pi_c,  n_{i+1} = growth n_i
     run the remaining episodes with the policy without bonus
 
-Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. If all (x, a) were
-visited equally often, batch 1 would visit each pair `first` * sigma times at every step. So the
-noise sets the least batch sizes, and K sets the number of batches. All sizes are then multiplied by
-one factor, so that the batches fill (1 - exploit_share) K episodes.
+Here V_H = 0, and sigma is the standard deviation of the noise on a visit count. All sizes are then
+multiplied by one factor, so that the batches fill (1 - exploit_share) K episodes.
 
-**Counts.** Each batch's counts are projected on the equations of flow. Batch i then has the weights
-w_i(h, x, a) = m / (m + X v_i) in the sum of all counts (`evidence`). Here m is the expected number
-of visits to (h, x, a) in batch i. v_i is the variance of the noise on each transition count of
-batch i. Eq. 7 makes the sums consistent. Let s be the standard deviation of the noise on the visits
-to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits. Pseudo-visits are spread over
-x' as the visits of (x, a) are when all steps are taken together. So steps share one estimate until
-their counts rise above the noise. If all steps are declared to be alike, counts are summed over
-steps instead.
+**Counts.** Each batch's counts are projected on the equations of flow, and added with the weights
+`visits` of `evidence`. Eq. 7 makes the sums consistent. Let s be the standard deviation of the
+noise on the visits to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits.
+Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken together. So
+steps share one estimate until their counts rise above the noise. If all steps are declared to be
+alike, counts are summed over steps instead.
 
 **Bonus.** v_T is the variance of the noise on a weighted sum of transition counts. v_R is the
 variance of the noise on a weighted sum of rewards. N counts visits and pseudo-visits, and is taken
@@ -32,14 +28,9 @@ as at least max(s, 1):
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 
-Transitions outside a declared support have v_T = 0, and the X of w_i counts only possible x'.
-
 The first term of b_h is the standard deviation of the noise in r^ + P^ V_{h+1}. The second term is
-the largest possible standard deviation of a mean of N reward bits.
-
-Learning is post-processing of private counts, so it costs no privacy. Nothing is proved about
-regret: b_h is a sum of standard deviations, not a confidence bound, and shrinkage is biased if
-steps differ. `docs/algorithm.md` reports measurements.
+the largest possible standard deviation of a mean of N reward bits. Nothing is proved about regret:
+b_h is not a confidence bound, and shrinkage is biased if steps differ.
 """
 
 from __future__ import annotations
@@ -115,8 +106,8 @@ class Estimate:
 class UCBVIShuffle:
     """A `Learner`; see the module's docstring.
 
-    Raises LearnerError if K is too small for one batch. If the noise of a batch cannot be made,
-    raises the error of ``problem.noise``.
+    Raises LearnerError if K is too small for one batch, and the error of ``problem.noise`` if the
+    noise of a batch cannot be made.
     """
 
     def __init__(self, problem: Problem, options: Options | None = None) -> None:
@@ -190,8 +181,7 @@ class UCBVIShuffle:
         )
 
     def _rewards(self, weights: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Returns the weighted sum of rewards and the variance of its noise, each (H or 1, X,
-        A)."""
+        """Returns the weighted sum of rewards and its noise's variance, each (H or 1, X, A)."""
         w = np.stack(weights)
         counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
         variances = np.stack([batch.reward_variance for batch in self._batches])
