@@ -1,38 +1,28 @@
 """The active set phi of paper 000: its interface, and its implicit representation.
 
-`ActiveSet` is the interface that Algorithm 1 uses. `enumeration` lists every policy. If there are
-too many policies for a list, `ImplicitPolicies` keeps the inequalities that active policies
-satisfy.
+`enumeration` lists every policy. If there are too many policies for a list, `ImplicitPolicies`
+keeps the inequalities that active policies satisfy. docs/active-sets.md says what is then exact.
 
 Stage b of Algorithm 1 (line 9) keeps pi if V_b(pi) > t_b. V_b is the value in that stage's
 estimated model (P_b, r_b), and t_b is the maximum of V_b over phi_{b-1}, minus the radius. After
 stage B, the active set is
 
-    phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B },
+    phi_B = { deterministic pi : V_b(pi) > t_b for b = 1..B }.
 
-and B exact evaluations decide whether a given policy is a member. Inequality b is linear in
-occupancy measures under P_b, but not in occupancy measures under other models. So a linear program
-over one occupancy measure can state only one stage's constraint exactly (see `lagrangian`). The
-following parts are exact to different degrees:
+An implicit set finds its parts as follows:
 
 - **t_b** is bracketed, least_b <= t_b <= sure_b. least_b comes from a policy that is surely in
   phi_{b-1}: V_b'(pi) >= sure_b' for all earlier b'. sure_b comes from `bound`. Membership uses
-  least_b. By induction, phi lies between { V_b >= sure_b } and { V_b >= least_b }. A policy that
-  enumeration would keep is never eliminated. If the best policy in stage b's model satisfies the
-  constraints of earlier stages, least_b = sure_b. If least_b = sure_b in every stage, the set is
-  phi itself.
+  least_b, so a policy that enumeration would keep is never eliminated.
 - **actions** holds the decisions (h, x, a) that remain. A decision is removed if, for some b, even
-  the best policy that takes a at (h, x) stays below least_b. The rule is exact if there is only one
-  constraint. All plans use only the remaining decisions.
-- **best and best_visits** return members that `lagrangian` finds. `bound` says how good they are.
+  the best policy that takes a at (h, x) stays below least_b.
+- **best and best_visits** return members that `lagrangian` finds.
 - **bound** is the value of a linear program over one occupancy measure d of the given model, which
-  has the transitions P. The program's feasible set contains phi, because the newest constraint
-  V_B(pi) >= least_B is weakened by
+  has the transitions P. The program keeps only the newest constraint, V_B(pi) >= least_B, and
+  weakens it by
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.
-
-  The bound is exact if P = P_B (then c = 0), and gets looser the more the two models differ.
 """
 
 from __future__ import annotations
@@ -140,7 +130,7 @@ class ImplicitPolicies:
 
     @property
     def size(self) -> None:
-        """Returns None: policies that satisfy several models' inequalities cannot be counted."""
+        """Returns None: policies that satisfy inequalities cannot be counted."""
         return
 
     def contains(self, policy: PolicyArray) -> bool:
@@ -164,9 +154,8 @@ class ImplicitPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) a member that visits (h, x, a) often under P.
 
-        The policies are (X, A, H, X). After step h, their actions are chosen in the newest model.
-        Before the first elimination, they are chosen in `then`. `value` (X, A) is the probability
-        of the visit.
+        The policies are (X, A, H, X). Before the first elimination, `then` chooses their actions
+        after step h; later, the newest model does. `value` (X, A) is the probability of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(
@@ -240,10 +229,7 @@ def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Pl
 
 
 def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """Returns the highest values V (H + 1, X) within `actions`, and their Q.
-
-    With `sign` -1, returns the lowest values instead.
-    """
+    """Returns the highest (`sign` 1) or lowest (-1) values V (H + 1, X) within `actions`, and Q."""
     H, X, _ = model.r.shape
     V, Q = np.zeros((H + 1, X)), np.empty(model.r.shape)
     for h in reversed(range(H)):

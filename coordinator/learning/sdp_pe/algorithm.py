@@ -1,10 +1,5 @@
 """SDP-PE, Algorithms 1-3 of paper 000: policy elimination from shuffled private counts.
 
-Each stage b first explores crudely (Algorithm 2). One batch for each layer finds W, the tuples (h,
-x, a, x') that are too rare to learn. Next, the stage explores finely (Algorithm 3). One batch runs
-a coverage design over the active policies. Last, the stage drops policies whose estimated value is
-at least the radius below the best value (Algorithm 1, lines 7-13).
-
 The three algorithms are Python generators: they yield a deployment and receive its private counts.
 Comments name the lines of the pseudocode. Methods below each algorithm make choices that the paper
 leaves open, or in which `Constants` departs from the paper.
@@ -61,8 +56,8 @@ Steps = Generator[Deployment, BatchCounts, None]
 class Crude:
     """The output of Algorithm 2: W and P~cru (H, X, A, X), the policies pi_0 (M, H, X), and counts.
 
-    W marks the tuples (h, x, a, x') that are too rare to learn. `counts` is None if the stage had
-    no crude batches; W and the crude model P~cru then come from memory.
+    W marks the tuples (h, x, a, x') that are too rare to learn. P~cru is the crude model. `counts`
+    is None if the stage had no crude batches.
     """
 
     W: BoolArray
@@ -91,9 +86,8 @@ class SDPPE:
     """A `Learner` that runs SDP-PE (paper 000).
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets. Raises
-    LearnerError if K is too small for a stage, or if constants contradict each other. Subclasses
-    may change the coverage design, the worst-case radius, and `fine_batches`: a fine batch has
-    `fine_batches` * L_b episodes.
+    LearnerError if K is too small for a stage, or if constants contradict each other. A fine batch
+    has `fine_batches` * L_b episodes.
     """
 
     fine_batches = 2
@@ -199,8 +193,7 @@ class SDPPE:
         """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
 
         A pair (x, a) has a policy here if n episodes of the policy are expected to visit (h, x, a)
-        at least once. If no policy reaches a pair, line 4 of Algorithm 2 is a tie between all
-        policies. The tie is broken in favour of the policies of pairs that are reached.
+        at least once. If no pair is reached, every pair has a policy.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1

@@ -4,15 +4,11 @@ Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
 - a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
 - fine exploration has no optimal design. Let pi_{h,x,a} be the active policy that visits (h, x, a)
-  most under the crude model. Each of these policies runs for L_0 = L_b / (H X A) episodes. By Eq.
-  20 of 003, their mixture visits each tuple at least 1 / (12 H X A) times as often as any active
-  policy does;
+  most under the crude model. Each of these policies runs for L_0 = L_b / (H X A) episodes;
 - the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
-Here the H X A policies form a uniform mixture, from which each user draws a policy. So each policy
-runs for L_0 episodes on average, and L_0 need not be whole. As in `sdp_pe.algorithm`, pairs that
-the batch is expected to reach less than once get no policy. If no policy reaches a pair, line 2 of
-Algorithm 3 is a tie between all policies.
+Here the H X A policies form a uniform mixture, so each runs for L_0 episodes on average. As in
+`sdp_pe.algorithm`, pairs that the batch is expected to reach less than once get no policy.
 """
 
 from __future__ import annotations
@@ -39,10 +35,7 @@ class ConferenceSDPPE(SDPPE):
         super().__init__(problem, replace(constants, auxiliary_share=0.0))
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4).
-
-        The gap is relative to the optimal design's value, as in `coverage.design`.
-        """
+        """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4)."""
         H = self.problem.sizes.H
         pi = np.concatenate([self._best_visits(crude.P, h, stage.fine) for h in range(H)])
         weights = np.full(len(pi), 1.0 / len(pi))

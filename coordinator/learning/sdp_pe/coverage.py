@@ -1,22 +1,21 @@
 """The exploration mixture of Eq. 4 of paper 000, as an optimal design.
 
-Lemma 13 of 000 needs a distribution pi over active policies, so pi^ref is a mixture. Let d_pi be
-the probabilities that pi visits (h, x, a) under the crude model. Let Z be the tuples (h, x, a) that
-some active policy reaches. Eq. 4 is, with the supremum over active policies mu,
+Let d_pi be the probabilities that a mixture pi of active policies visits (h, x, a) under the crude
+model. Let Z be the tuples (h, x, a) that some active policy reaches. Eq. 4 is, with the supremum
+over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
-By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|. The same pi maximises
-the concave sum_{Z} log d_pi(h, x, a). The method is column generation: it keeps a set of policies
-(atoms), and alternates two steps. The first step sets the weights of the atoms by updates w_i <-
-w_i g_pi(i) / |Z|. Each update increases the sum. The second step, which is linear, adds the best
-active policy for the reward 1 / d_pi to the atoms. The method stops when it has the certificate
+By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the same pi
+maximises the concave sum_{Z} log d_pi(h, x, a). `design` keeps a set of policies (atoms), and
+alternates two steps. The first step updates the atoms' weights by w_i <- w_i g_pi(i) / |Z|. The
+second step adds the best active policy for the reward 1 / d_pi. `design` stops when it has the
+certificate
 
-    sup_mu g_pi(mu) <= |Z| (1 + tolerance),
+    sup_mu g_pi(mu) <= |Z| (1 + tolerance).
 
-which also implies that the sum is at most |Z| * tolerance below its maximum. In an implicit active
-set, the linear step may miss the best policy. The certificate then uses an upper bound of the
-supremum (`ActiveSet.bound`), and the reported gap may exceed the tolerance.
+In an implicit active set, the second step may miss the best policy. The certificate then uses an
+upper bound of the supremum (`ActiveSet.bound`).
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class Design:
     """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
 
     `visits` (H, X, A) are the mixture's probabilities of visits under the model. `reached` (H, X,
-    A) marks the tuples in Z. `gap` is the relative distance from the optimum of Eq. 4, or an upper
-    bound of this distance. `iterations` counts linear steps.
+    A) marks the tuples in Z. `gap` is at least the relative distance from the optimum of Eq. 4.
+    `iterations` counts linear steps.
     """
 
     policies: PolicyArray
@@ -65,9 +64,7 @@ def design(
 
     For every (h, x, a), `atoms` must hold an active policy that visits (h, x, a) most. Z leaves out
     the tuples that every atom visits with a probability below `floor`. If no tuple would then
-    remain, Z has all tuples that an atom visits. If there are more than MOST_ATOMS atoms, the
-    design starts from a few policies that together reach Z. Atoms of negligible weight are dropped
-    before the certificate is computed.
+    remain, Z has all tuples that an atom visits.
     """
     d = occupancy(P, active.d1, atoms)
     best = d.max(axis=0)

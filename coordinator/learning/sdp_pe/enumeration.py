@@ -1,9 +1,8 @@
 """Active sets as lists: the set phi of paper 000, as an array of bits, one for each policy class.
 
 Two policies have the same value if they differ only at step 0, in states where no episode starts.
-Such policies form a class, which is a choice of action in every *free* cell (h, x). At h = 0 the
-free cells are the start states; later they are all X states. RiverSwim with X=4, A=2, H=6 and one
-start has 2^21 classes.
+Such policies form a class. A class is a choice of action in every *free* cell (h, x): at h = 0 the
+start states, later all X states.
 
 The horizon is cut at a step m. A class is a pair (prefix, suffix) of the actions before m and the
 actions from m on. Let D (prefixes, X) be the state distribution at m, and R (prefixes,) the
@@ -12,9 +11,8 @@ values of all classes,
 
     V^(prefix, suffix) = R[prefix] + D[prefix] . V[suffix],
 
-and phi is a boolean matrix of that shape. Elimination empties whole rows and columns of phi.
-Everything is computed on the rows and columns that are left. Before any elimination, plain backward
-induction gives the same maxima and is used instead.
+and phi is a boolean matrix of that shape. Elimination empties whole rows and columns of phi, so
+everything is computed on the rows and columns that are left.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EnumeratedPolicies:
-    """The active set phi, an immutable `ActiveSet`: `eliminate` returns a new set.
+    """The active set phi, an immutable `ActiveSet`.
 
     `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is the step m where
     suffixes begin. `active` (prefixes, suffixes) is phi, or None while nothing has been eliminated.
@@ -125,9 +123,9 @@ class EnumeratedPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) the active policy that visits (h, x, a) most.
 
-        The policies are (X, A, H, X). `_complete` chooses their actions after step h, which do not
-        change these visits. If no policy visits (h, x, a), the result is any active policy. `value`
-        (X, A) is the probability of the visit.
+        The policies are (X, A, H, X). After step h, their actions are good under `then`. If no
+        policy visits (h, x, a), the result is any active policy. `value` (X, A) is the probability
+        of the visit.
         """
         if self._block is None:
             return self._best_visits_of_all(P, h, then)
@@ -147,8 +145,7 @@ class EnumeratedPolicies:
     def eliminate(self, model: Model, radius: float) -> tuple[EnumeratedPolicies, float]:
         """Drops active policies `radius` or more below the best value (Algorithm 1, line 9).
 
-        Returns the remaining set and the best value. The maximisers stay even at radius 0, so the
-        set is never empty.
+        Returns the remaining set and the best value. The best policies stay even at radius 0.
         """
         if self._block is None:
             active, best = _close_to_best(self.values(model), radius)
@@ -216,8 +213,8 @@ class EnumeratedPolicies:
         """Returns how active policies may act before step h, and what they then choose at step h.
 
         A way to act is an index of the choices at steps 0..h-1. Returns the ways (ways,) in
-        ascending order, and a matrix (ways, choices). A 1 marks what active policies choose after a
-        way. After the cut, the row of a way may have no 1.
+        ascending order, and a matrix (ways, choices). A 1 in the matrix marks what active policies
+        choose after a way.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs

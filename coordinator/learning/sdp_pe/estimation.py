@@ -4,39 +4,30 @@
 takes stacks of counts. So the parametric bootstrap runs exactly the estimator whose error it
 measures.
 
-**Which counts.** The paper uses only the stage's fine batch. The constant `pool` adds the stage's
-crude batches, and `memory` adds the batches of earlier stages, with the weights of `evidence`.
-
-**Shrinkage.** While noise hides how steps differ, their rows share one estimate. Each row (h, x, a)
-gets `shrinkage` standard deviations of the noise on its visits as pseudo-visits. Pseudo-visits are
-spread over x' as the visits of (x, a) are when all steps are taken together. The shared estimate is
+**Shrinkage.** Each row (h, x, a) gets `shrinkage` standard deviations of the noise on its visits as
+pseudo-visits. Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken
+together. So steps share one estimate while noise hides how they differ. The shared estimate is
 biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
-estimator, which gives values V_d. The values V^ of the real counts are estimated without shrinkage,
-V_d with shrinkage. So the radius includes the bias of shrinkage, as far as the counts show this
-bias. Let pi^ be the best policy of V^, and pi_d the best policy of V_d. The radius is a high
-quantile, over draws, of the gap
+estimator, which gives values V_d. V^ are the values of the real counts, estimated without
+shrinkage, so that the radius includes the bias of shrinkage. Let pi^ be the best policy of V^, and
+pi_d the best policy of V_d. The radius is a high quantile, over draws, of the gap
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
 The first term asks: if the estimate were true, by how much might its best policy seem worse than
 another in a draw? The second term asks: if the draw were true, by how much does the draw's best
-policy seem worse in the estimate? (Draws stand for a posterior under a flat prior.) So a policy
-with a low estimated value stays if few episodes visit its states. The policies pi_d are likely to
-be the best, so the next stage explores them.
+policy seem worse in the estimate? The policies pi_d are likely to be the best, so the next stage
+explores them.
 
-At every (h, x), pi_d takes an action of some active policy. Among all policies with this property,
-pi_d is the best. All active policies have the property, so the quantile errs on the safe side. The
-draws keep W, so the radius does not include the bias of the absorbing MDP (tests state how often
-the optimal policy survives). A reward sum is drawn given the drawn visits: its bits are Bernoulli,
-with variance r (1 - r) for each visit. With the families `joint`, the noise of a reward sum is part
-of the visits' noise, because both are sums of the same counters. The sampling variance of a count
-is taken as at least one, so that a tuple that was never counted does not seem certain.
-
-All of this is post-processing, because it sees only private counts. The draws come from the
-caller's random generator, which the run seeds.
+pi_d is the best of all policies that take, at every (h, x), an action of some active policy. These
+include all active policies, so the quantile errs on the safe side. The draws keep W, so the radius
+does not include the bias of the absorbing MDP. A reward sum is drawn given the drawn visits: its
+bits are Bernoulli, with variance r (1 - r) for each visit. With the families `joint`, the noise of
+a reward sum is part of the visits' noise. The sampling variance of a count is taken as at least
+one, so that a tuple that was never counted does not seem certain.
 """
 
 from __future__ import annotations
@@ -77,11 +68,8 @@ class Estimator:
     """How a model is estimated from counts; all draws of a bootstrap share these choices.
 
     H is the horizon. Tuples in W (H or 1, X, A, X) lead to the absorbing state. E is the precision
-    in Eq. 7, in counts; `add_on` is as in `Constants`. A reward sum is divided by at least
-    `least_visits` standard deviations of the noise on a visit count (0: literal Eq. 3). So noise
-    alone does not make a rarely visited pair seem rewarding. `weights` has the weights of each
-    part. `alike` sums counts over steps. `flow` first makes counts flow-consistent. `shrinkage` is
-    as in `Constants`.
+    in Eq. 7, in counts. `weights` has the weights of each part. `alike` sums counts over steps. The
+    other fields are those of `Constants`.
     """
 
     H: int

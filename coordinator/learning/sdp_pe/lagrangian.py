@@ -6,25 +6,21 @@ For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) amo
 
 where every V_b is a value in its own model (P_b, r_b). Let j be the constraint that the
 unconstrained optimum violates most, and lambda its multiplier. A backward induction takes the
-action of largest Q_0 + lambda Q_j at every (h, x). Each of Q_0, Q_1, ... continues in its own
-model, so the induction also returns the exact V_0(pi), V_1(pi), .... The next lambda is the slope
-of the chord between the best feasible and the last infeasible point in the (V_j, V_0) plane.
+action of largest Q_0 + lambda Q_j at every (h, x). The next lambda is the slope of the chord
+between the best feasible and the last infeasible point in the (V_j, V_0) plane.
 
 - If P_0 = P_j, this is Lagrangian relaxation of the linear program over occupancy measures of P_0
   with one constraint. After finitely many steps, the chords end at the optimal multiplier, where
 
       D(lambda) = max_pi V_0(pi) + lambda (V_j(pi) - t_j)
 
-  is the LP's value. The LP's optimum mixes the two ends of the last chord. The feasible end is
-  returned.
-- If P_0 and P_j differ, the joint problem is a multi-model MDP. Backward induction cannot solve
-  this problem, because its optimum depends on which model is true, hence on the history. D bounds
-  nothing. The induction is then a heuristic, but policies are returned only if their exact values
-  satisfy the constraints.
+  is the LP's value.
+- If P_0 and P_j differ, the induction is a heuristic and D bounds nothing. Backward induction
+  cannot solve this problem, because the best action depends on the history.
 
-After the multipliers, the search tries single deviations. If pi takes action a at one (h, x)
-instead, V_b changes by exactly d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). Here d_b(h, x) is the
-probability of x at step h. Each round makes the feasible change that raises V_0 most. All
+Policies are returned only if their exact values satisfy the constraints. After the multipliers, the
+search tries single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
+d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). Here d_b(h, x) is the probability of x at step h. All
 computations treat T objectives r_0 with one P_0 at once.
 """
 
@@ -107,12 +103,11 @@ def maximise(
 ) -> Solution:
     """Returns a policy of large V_0 under P (H, X, A, X) for each of T rewards r (T, H, X, A).
 
-    If `anchor` (H, X) satisfies the constraints, policy t is at least as good as `anchor`. `starts`
-    has arrays (T, H, X). If row t of such an array satisfies the constraints, policy t is at least
-    as good as this row. The search tries Lagrange multipliers, then at most `deviations` rounds of
-    single deviations. To break ties of V_0, the unconstrained search maximises V_0 + `tie` V_k,
-    where V_k is the last constraint's value. If this constraint's rewards are in [0, 1], the policy
-    found by that search has a V_0 at most `tie` H^2 below the best.
+    If `anchor` (H, X) satisfies the constraints, every result is at least as good as `anchor`.
+    `starts` has arrays (T, H, X) of policies. Result t is also at least as good as each row t that
+    satisfies the constraints. The search tries Lagrange multipliers, then at most `deviations`
+    rounds of single deviations. To break ties of V_0, the unconstrained search maximises V_0 +
+    `tie` V_k, where V_k is the last constraint's value.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)

@@ -2,9 +2,7 @@
 
 Stage b of Algorithm 1 of 000 runs 3 L_b episodes: H crude batches that share L_b, and a fine batch
 of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 their share is one
-half, so for 003 `crude_share` is multiplied by 3/2. Without `crude_every_stage`, only the first
-stage has crude batches. L_b / H is rarely a whole number, and it is below one in the first stages.
-Batch sizes are therefore rounded:
+half, so for 003 `crude_share` is multiplied by 3/2. Batch sizes are rounded:
 
 - the crude episodes are spread as evenly as possible: the first layers may take one episode more;
 - a batch with fewer than `smallest_n` episodes gets `smallest_n` (the stage then exceeds 3 L_b);
