@@ -12,26 +12,22 @@ upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set contains the
 episode. (In places the paper prints beta's second term under the root. The proof of E.14 bounds
 beta as above.) `scale` multiplies beta; the paper has no such factor.
 
-Empty sets. The set made from N~ contains P~, so it is never empty. A row of another box may be
-empty: its lower bounds sum to more than one, or its upper bounds to less than one. A row that is
-empty, or nearly so, is widened to [lower - s, upper + s] within [0, 1], with the least s >= 0 such
-that
+Empty sets. A row of a box may be empty: its lower bounds sum to more than one, or its upper bounds
+to less than one. A row that is empty, or nearly so, is widened to [lower - s, upper + s] within [0,
+1], with the least s >= 0 such that
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN.
 
-A widened row has an interior, which the log-barrier needs. `widened` reports s, a measure of how
-much the bounds contradict each other. s is zero for other rows and continuous in the data. No upper
-bound is below MARGIN. A row with one successor has the bounds [0, 1]; its probability is 1 anyway.
+A widened row has an interior, which the log-barrier needs. `widened` reports s. No upper bound is
+below MARGIN. A row with one successor has the bounds [0, 1]; its probability is 1 anyway.
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
-Reaching x counts as a reward, and every row of the set has a box of its own. So backward induction
-finds f(y), the largest probability of reaching x from y. With f' as the f of the next layer, f(y) =
-sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box starts at the lower bounds and puts
-the remaining mass on the successors with the largest f' first. One pass serves all states x. The
-set contains the transitions that the learner's occupancy measure q_k induces. So u is at least q_k.
+Backward induction finds f(y), the largest probability of reaching x from y. With f' as the f of the
+next layer, f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box starts at the lower
+bounds and puts the remaining mass on the successors with the largest f' first.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from each layer to the next. A state is (h, x) with x < X_h. Let W = max X_h. Th
 
 say which entries of padded arrays of the same shapes exist. Every array of this package has one of
 these shapes. Padding is zero unless a docstring says something else. The paper's X is the number of
-states in all layers. Pairs (x, a) exist up to layer H - 1, because no action is taken in x_H, the
-only state of layer H.
+states in all layers. No action is taken in x_H, the only state of layer H.
 
 Occupancy measures (004, section 2.1.1),
 
@@ -16,7 +15,7 @@ Occupancy measures (004, section 2.1.1),
 
 are the q >= 0 such that (i) every layer sums to 1 and (ii) inflow = outflow at every inner state. A
 q induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x) (Eq. 2.3). The expected
-loss of an episode is <q, l>. P is (H, W, A, W), a policy (..., H, W, A). x_0 is state 0 of layer 0.
+loss of an episode is <q, l>.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
 
     The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
     several states, an extra first layer has one state, from which every action leads to a state
-    drawn from d1. Then there are H' = H + 1 layers with actions, otherwise H' = H. Returns the
-    layers and their transitions (H', W, A, W). Also returns, for each of the MDP's H steps, an
+    drawn from d1. Returns the layers, their transitions, and, for each of the MDP's H steps, an
     array of the MDP's states in the layer of that step.
     """
     reached = [np.flatnonzero(d1)]
@@ -161,10 +159,7 @@ def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def violation(layers: Layers, q: FloatArray) -> float:
-    """Returns the largest amount by which q violates a condition of occupancy measures.
-
-    The conditions are: layers sum to 1, inflow equals outflow, q >= 0, and padding is zero.
-    """
+    """Returns the largest amount by which q violates a condition of occupancy measures."""
     inflow, outflow = q.sum(axis=(1, 2)), q.sum(axis=(2, 3))
     flow = np.abs(inflow[:-1] - outflow[1:]).max(initial=0.0)
     mass = np.abs(q.sum(axis=(1, 2, 3)) - 1).max()

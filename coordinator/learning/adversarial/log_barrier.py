@@ -10,20 +10,17 @@ Multiplied by eta, and up to constants, this is
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
 The method is a primal-dual interior-point method. y, z_u and z_l are the multipliers of the three
-constraints. The usual complementarity conditions have the target mu. The logarithm adds a condition
-on a variable z, which always has the target 1:
+constraints. The logarithm adds a condition on a variable z:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
 
-q is always an occupancy measure of transitions inside the box, so it is feasible throughout. A
-row's Newton matrix is a diagonal matrix plus a matrix of rank two. Eliminating the rows leaves one
-equation for each state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
+q is feasible throughout. Eliminating the rows of Newton's matrix leaves one equation for each
+state. Bounds that cannot bind (upper >= 1, lower <= 0) are moved far away.
 
 Certificate. Take any y and any z_u, z_l >= 0 for which the last equation gives z > 0. Then, by
 Lagrange duality, sum (1 + ln z) - y(x_0) is a lower bound on the minimum. `gap` is the objective
-minus this bound. Let q* be the minimiser. To first order, sum ((q - q*) / q*)^2 <= 2 gap, because
--ln is strongly convex.
+minus this bound.
 """
 
 from __future__ import annotations
@@ -55,10 +52,7 @@ def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) 
     """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W), positive on all cells.
 
     If rounding keeps the gap above GAP (as in boxes almost without interior), the search stops
-    early. The answer states its gap.
-
-    Raises LearnerError if the numbers are too extreme. The method suits products cost * q_k of at
-    most 10; in the algorithm, the products are at most eta.
+    early. The answer states its gap. Raises LearnerError if the numbers are too extreme.
     """
     sizes, own, after = _structure(layers)
     problem, rows = start(np.array(layers.widths), box.lower, box.upper, cost, q)
@@ -148,8 +142,7 @@ def minimise(
     """Takes Newton steps in place; returns the gap and the number of steps.
 
     problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). The slacks s_u
-    and s_l are updated. Computing them from q near a bound would lose all digits. A step aims at
-    sigma * mu; sigma is small if the last step was nearly full.
+    and s_l are updated, because computing them from q near a bound would lose all digits.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()

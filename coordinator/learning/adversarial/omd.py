@@ -2,10 +2,9 @@
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
-Lemma C.1 keeps two signed multipliers for every cell. Maximising over the multipliers in closed
-form removes them: write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. The flow multipliers
-v have one free number for each inner state, and v(x_0) = v(x_H) = 0. If v is fixed, every row is an
-entropic projection on its box,
+Write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. The flow multipliers v have one free
+number for each inner state, and v(x_0) = v(x_H) = 0. If v is fixed, every row is an entropic
+projection on its box,
 
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
@@ -15,24 +14,22 @@ and every layer is a soft minimum. The remaining problem is unconstrained,
     min_v f(v) = sum_h ln Z_h,   Z_h = sum_{x in X_h, a} exp(-cost(x,a) - v(x) - phi(x,a)),
     m(x,a) = exp(-cost - v(x) - phi) / Z_h,         gradient = inflow(x) - outflow(x),
 
-and f is convex, smooth and piecewise analytic. Flows are exponential in v. So Newton's method is
-applied to ln inflow = ln outflow, which is nearly linear even far from the solution. The residual
-is the largest |inflow - outflow|. If a step neither decreases f nor halves the residual, damped
-Newton steps on f are tried. All steps use the derivatives of inflow and outflow with the active
-bounds held fixed (the generalised Hessian). Adding a constant to v on a layer changes nothing. So a
-matrix of ones is added to every layer's block, which makes Newton's matrix invertible.
+and f is convex. Newton's method is applied to ln inflow = ln outflow, which is nearly linear in v
+even far from the solution. The residual is the largest |inflow - outflow|. If a step neither
+decreases f nor halves the residual, damped Newton steps on f are tried. All steps use the
+derivatives of inflow and outflow with the active bounds held fixed. Adding a constant to v on a
+layer changes nothing. So a matrix of ones is added to every layer's block, which makes Newton's
+matrix invertible.
 
 Computing delta: sum_x' clip(exp(v + delta), lower, upper) grows with delta. The form of the sum
 changes at the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoint at which this sum
-is at most 1 tells which cells are not clipped (free). The free cells give delta in closed form. All
-values are logarithms; a bound of zero counts as exp(LOG_ZERO), so that q has a logarithm
-everywhere.
+is at most 1 tells which cells are not clipped (free). The free cells give delta in closed form. A
+bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
-Certificate. The dual's q violates the equations of flow by the residual. The answer is therefore
-the occupancy measure of the policy and transitions that the dual's q induces. Up to rounding, the
-answer is in Delta(P_k). gap = (the answer's objective) + f(v) >= 0 bounds how far the answer's
-objective is from the minimum. By Pinsker's inequality, the answer q and the minimiser q* satisfy
-sum_h ||q - q*||_1^2 <= 2 gap.
+Certificate. The answer is the occupancy measure of the policy and transitions that the dual's q
+induces, because the dual's q violates the equations of flow by the residual. gap = (the answer's
+objective) + f(v) >= 0 bounds how far the answer's objective is from the minimum. By Pinsker's
+inequality, the answer q and the minimiser q* satisfy sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations
@@ -164,9 +161,8 @@ def descend(
     """Minimises f over v. Returns f and the number of iterations.
 
     Overwrites v, `m`, `p` and `flows`. `m` gets m and ln m. `p` gets p, ln p, and p with zeros on
-    cells that are not free. `flows` gets the inflow and outflow of every state. Every iteration
-    tries Newton's step on the logarithms, then damped steps, until a step lowers f enough or halves
-    the residual. If none of the steps does, the search stops.
+    cells that are not free. `flows` gets the inflow and outflow of every state. If neither Newton's
+    step nor a damped step helps, the search stops.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()

@@ -9,8 +9,7 @@
 
 with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Delta(P) has
 the occupancy measures of transitions in P, and pi^q is the policy that q induces (`layered`). Line
-6 is `omd.ftrl_step`, started from the previous step's dual values. The learner sees only private
-sums, so with any Privatizer all its work is post-processing.
+6 is `omd.ftrl_step`.
 """
 
 from __future__ import annotations

@@ -13,16 +13,10 @@ with psi(q) = -sum ln q and its Bregman divergence D_psi. By Theorem 4.2, eta = 
 delta = XA / K. Delta(P) and pi^q are as in `uc_o_reps`.
 
 Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1). Here E' bounds the noise of all losses
-with probability 1 - delta (Assumption 4.1). Line 4 adds E' to the loss of every pair, also of pairs
-that the episode did not visit. Let q be the probability that pi_k visits a pair. The pair's l^ then
-has the mean (q l + E') / ((2 E' + 1) u). The excess E' / u makes rare pairs look bad, so they
-become rarer, and regret can be linear (docs/corrections.md). The corrected form above has the mean
-q l / u times a known constant. That constant keeps the mean square of l" at most one, so that eta
-has the same scale as without noise. No regret bound is proved for either form with noise. The proof
-of Theorem 4.2 needs the third term of the regret to be at most zero. This condition fails once E'
-is added.
-
-Without noise, both forms are l" = l.
+with probability 1 - delta (Assumption 4.1). Line 4 adds E' also to the loss of pairs that the
+episode did not visit. So rare pairs look bad and become rarer, and regret can be linear
+(docs/corrections.md). The corrected form above keeps the mean square of l" at most one, so that eta
+has the same scale as without noise. No regret bound is proved for either form with noise.
 """
 
 from __future__ import annotations
