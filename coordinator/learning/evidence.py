@@ -67,8 +67,7 @@ class Evidence:
     def conserve_flow(self) -> Evidence:
         """Returns flow-consistent counts (`postprocess.conserve`).
 
-        The result's visits are the sums of its transitions over x'. The result keeps the old
-        variances, which are upper bounds of the true variances.
+        The result keeps the old variances, which are upper bounds of the true variances.
         """
         c, possible = self.transitions, self.possible
         if len(self.mixtures) > 1:
@@ -183,7 +182,4 @@ def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray
     """Adds arrays. Layers are the `axes`-th axis from the end; `alike` also sums over layers."""
     if alike:
         terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+    return sum(terms[1:], start=terms[0])

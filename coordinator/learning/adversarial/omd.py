@@ -281,10 +281,12 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
     """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
 
-    For step h, the blocks are `into`, `leave` and `across`. Layer h + 1's inflow has the derivative
-    `into` with respect to that layer's v. With respect to layer h's v, the derivative is the
-    transpose of `across`. Layer h's outflow has the derivative -`leave` with respect to that
-    layer's v, and -`across` with respect to layer h + 1's v.
+    For step h, the blocks are
+
+    - `into`: layer h + 1's inflow by that layer's v;
+    - `leave`: minus layer h's outflow by that layer's v;
+    - `across`: minus layer h's outflow by layer h + 1's v, and transposed, layer h + 1's inflow by
+      layer h's v.
     """
     inflow, outflow = flows
     blocks[:] = 0.0

@@ -183,7 +183,7 @@ class ImplicitPolicies:
         best = float(member.value)
         if best == -np.inf:
             return self._add(Inequality(model, -np.inf, sure)), float(self.best(model).value)
-        least = best - radius - _slack(best)
+        least = best - radius - ROUNDING * (1 + abs(best))
         return replace(self, anchor=member.policy)._add(Inequality(model, least, sure)), best
 
     def _add(self, inequality: Inequality) -> ImplicitPolicies:
@@ -203,10 +203,6 @@ class ImplicitPolicies:
         """Returns all stages' constraints; if none, a constraint on `then` that always holds."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
-
-
-def _slack(scale: float) -> float:
-    return ROUNDING * (1 + abs(scale))
 
 
 def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Plan:

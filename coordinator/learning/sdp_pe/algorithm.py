@@ -258,7 +258,7 @@ class SDPPE:
         return Mixture.from_probabilities(policies, weights)
 
     def _thin(self, pi_0: PolicyArray) -> PolicyArray:
-        """Draws at most MOST_AUXILIARY policies of pi_0, because a descriptor lists them all."""
+        """Draws at most MOST_AUXILIARY policies of pi_0."""
         if len(pi_0) <= MOST_AUXILIARY:
             return pi_0
         generator = generator_for(self.problem.seed, "auxiliary", len(self._stages))
@@ -335,7 +335,7 @@ class SDPPE:
         return precision(variance, counters, self.problem.delta, self._term)
 
     def _tolerance(self, variance: float) -> float:
-        """Returns the E that Eq. 7 and the add-on use."""
+        """Returns the E of Eq. 7 and of the add-on."""
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
     def _threshold(self, variance: FloatArray) -> FloatArray | float:

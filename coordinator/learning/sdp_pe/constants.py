@@ -2,12 +2,10 @@
 
 `paper` is paper 000 as written. It has C_1 = 6, iota = log(2 H A K / delta), C = 1 in the radius of
 line 9, and L_b = 2^b from b = 1. It uses the add-on of Eq. 7, and only the counts of the fine
-batch. `paper` learns nothing at K = 20,000, because the threshold C_1 E H^2 iota is above a million
-visits.
+batch.
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
-`paper` is one departure from the paper. No departure looks at data except through private counts.
-docs/ablation.md says what each departure is worth and how the numbers were chosen.
+`paper` is one departure from the paper. docs/ablation.md says what each departure is worth.
 """
 
 from __future__ import annotations
@@ -27,18 +25,17 @@ class Constants:
     first_stage: L_1, the length of the first stage; 0 derives it from `visits_per_noise`.
     visits_per_noise: if `first_stage` is 0, L_1 is the number of possible (h, x, a), times this
         number, times s. Here s is the standard deviation of the noise on a crude counter, or 1 if
-        that is larger. If several stages fit into K, noise (not K) sets the first batches' sizes.
+        that is larger.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1,
         crude batches have the smallest size, because there are no transitions to learn.
     crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
-        the crude model P~cru from `memory`. One layer's crude batch would add little to `memory`.
+        the crude model P~cru from `memory`.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest
         runs pi^ref, the mixture of Eq. 4.
     best_share: share of the fine batch that runs the best policy in the previous stage's model. In
-        the first stage, the share is 0. Counts of this policy matter most when policies are
-        eliminated.
+        the first stage, the share is 0.
     likely_share: share of the fine batch that runs the best policy of each of 50 bootstrap draws.
         So a policy is explored more if it is more likely to be the best (Thompson 1933). Needs
         radius `bootstrap`.
@@ -46,8 +43,7 @@ class Constants:
     levels: `paper`: W holds the tuples with a count of at most `threshold_scale` (C_1) times E H^2
         iota. Eq. 7 has tolerance E/4. `noise`: W holds the tuples with a count of at most
         `threshold_scale` standard deviations of its noise. Eq. 7 has tolerance 0. If
-        `threshold_scale` is 0 and `crude_add_on` is above 0, W is empty, and no row of the model
-        loses a transition.
+        `threshold_scale` is 0 and `crude_add_on` is above 0, W is empty.
     add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
     crude_add_on: add this number times sqrt(1 + v) to every crude tuple count, so that exploration
         goes to the unknown. v is the variance of the count's noise. Values are estimated without
@@ -63,12 +59,10 @@ class Constants:
     coverage_tolerance: certified relative gap at which the search for the coverage design ends,
         unless it runs out of iterations before.
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
-        enumerates them if there are at most 2^24 (see `active`). The choice changes no guarantee.
+        enumerates them if there are at most 2^24 (see `active`).
     radius_scale: factor of the radius; C of `paper`.
     radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` is `radius_scale`
-        times a quantile of gaps in value: the quantile 1 - delta / B for B stages. Each gap
-        compares the model's best policy with the best policy of resampled counts (see
-        `estimation`).
+        times the quantile 1 - delta / B of gaps in value, for B stages (see `estimation`).
     """
 
     name: str = "paper"

@@ -128,7 +128,9 @@ class EnumeratedPolicies:
         of the visit.
         """
         if self._block is None:
-            return self._best_visits_of_all(P, h, then)
+            of_all = plan(P, visit_rewards(P, h), self.d1)
+            of_all.policy[..., h + 1 :, :] = plan(then.P, then.r, self.d1).policy[h + 1 :]
+            return of_all
         _, X, A, _ = P.shape
         before, choices = self._continuations(self._block, h)
         takes = (self.step_actions[h][..., None] == np.arange(A)).reshape(-1, X * A)
@@ -195,11 +197,6 @@ class EnumeratedPolicies:
     @property
     def _policy_shape(self) -> tuple[int, int]:
         return len(self.step_actions), self.step_actions[0].shape[1]
-
-    def _best_visits_of_all(self, P: FloatArray, h: int, then: Model) -> Plan:
-        visits = plan(P, visit_rewards(P, h), self.d1)
-        visits.policy[..., h + 1 :, :] = plan(then.P, then.r, self.d1).policy[h + 1 :]
-        return visits
 
     def _choices(self, h: int) -> PolicyArray:
         """Returns the choices of active policies at step h, as indices of `step_actions[h]`."""
