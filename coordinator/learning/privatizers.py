@@ -22,17 +22,16 @@ of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each b
 Each block gets noise once, when it is complete. The variant adds fresh draws until S_t carries one
 for each level. The noise on S_t then has the same law for all t (Assumption 3.2 of 004).
 
-A contribution is in at most one block of each level with 2^j <= T, so in at most floor(log2 T) + 1
-blocks (`tree_levels`). A learner of K episodes needs S_1..S_{K-1}, because policy k uses users i <
-k. Hence T = K - 1.
+A contribution is in at most one block of each level with 2^j <= T (`tree_levels`). A learner of K
+episodes needs S_1..S_{K-1}, because policy k uses users i < k. Hence T = K - 1.
 
 Privacy: given the earlier releases, no other trajectory depends on the replaced user. So replacing
-a user changes only the blocks that contain the user's contribution. If one contribution has the L1
-sensitivity Delta_1 and the L2 sensitivity Delta_2, the vector of all blocks has levels * Delta_1
-and sqrt(levels) * Delta_2. Laplace noise of scale levels * Delta_1 / epsilon composes adaptively to
-epsilon-DP. The analytic Gaussian mechanism is (epsilon, beta)-DP, even if later contributions are
-chosen adaptively (Denisov et al. 2022). The policies shown to other users are post-processing, so
-the run is jointly DP (Hsu et al. 2014).
+a user changes only the blocks that contain the user's contribution. Let Delta_1 and Delta_2 be a
+contribution's sensitivities in L1 and L2 norm. The vector of all blocks has the sensitivities
+levels * Delta_1 and sqrt(levels) * Delta_2. Laplace noise of scale levels * Delta_1 / epsilon
+composes adaptively to epsilon-DP. The analytic Gaussian mechanism is (epsilon, beta)-DP, even if
+later contributions are chosen adaptively (Denisov et al. 2022). The policies shown to other users
+are post-processing, so the run is jointly DP (Hsu et al. 2014).
 
 **Local Privatizer** (004, 5.2): every user adds noise to their contribution before it leaves, so
 S_t has t draws of noise. A user sends only one message, so nothing composes.

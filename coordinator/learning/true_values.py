@@ -54,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Pointwise 95 % Student t intervals of the mean over comparable runs (see the module)."""
+    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
 
     runs: int
     episodes: list[float]

@@ -17,10 +17,9 @@ multiplied by one factor, so that the batches fill (1 - exploit_share) K episode
 
 **Counts.** Each batch's counts are projected on the equations of flow, and added with the weights
 `visits` of `evidence`. Eq. 7 makes the sums consistent. Let s be the standard deviation of the
-noise on the visits to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits.
-Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken together. So
-steps share one estimate until their counts rise above the noise. If all steps are declared to be
-alike, counts are summed over steps instead.
+noise on the visits to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits
+(`evidence.shrink_rows`). So steps share one estimate until their counts rise above the noise. If
+all steps are declared to be alike, counts are summed over steps instead.
 
 **Bonus.** v_T is the variance of the noise on a weighted sum of transition counts. v_R is the
 variance of the noise on a weighted sum of rewards. N counts visits and pseudo-visits, and is taken
@@ -106,8 +105,8 @@ class Estimate:
 class UCBVIShuffle:
     """A `Learner`; see the module's docstring.
 
-    Raises LearnerError if K is too small for one batch, and the error of ``problem.noise`` if the
-    noise of a batch cannot be made.
+    Raises LearnerError if K is too small for one batch. Raises the error of ``problem.noise`` if
+    the noise of a batch cannot be made.
     """
 
     def __init__(self, problem: Problem, options: Options | None = None) -> None:

@@ -4,8 +4,8 @@
                                           |`-----> RunLearner ----> Learner, Issuer
                                           `------> Store
 
-One turn of a `Driver` reads the run's first unfinished deployment from the `Store` and does the
-step that the deployment's state needs:
+One turn of a `Driver` reads the run's first unfinished deployment from the `Store`. The turn does
+the step that the deployment's state needs:
 
 - issued: ``exchange.deposit``, then ``store.record_deposit``;
 - open: ``exchange.wait_until_full``, then ``store.record_seal``;
@@ -14,5 +14,5 @@ step that the deployment's state needs:
 - counted or rejected: ``exchange.acknowledge``, then ``store.record_acknowledgement``.
 
 Every step may be repeated, so a crash costs at most one step. If a step fails, ``Driver._attempt``
-decides whether to issue the deployment again, to try the step later, or to fail the run.
+issues the deployment again, tries the step later, or fails the run.
 """

@@ -1,8 +1,8 @@
 """The learner of a run: its replay, the counts that it observes, and the run's next step.
 
-A learner is deterministic (`coordinator.learning.learner`). If a learner is lost, a fresh learner
-observes the stored private counts in order, and so reaches the same state (replay). During the
-replay, the fresh learner must ask for every stored deployment; otherwise the run must not go on.
+A learner is deterministic (`coordinator.learning.learner`). If a learner is lost, a fresh one
+observes the stored private counts in order (replay). During the replay, the fresh learner must ask
+for every stored deployment; otherwise the run must not go on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ class RunLearner:
         With the aggregation `messages`, the learner uses suspicious counts all the same. Otherwise
         one liar could stop every run and use up the run's users. With the aggregation `sums`, one
         liar can set every counter to any value. So suspicious sums are tested again, and are used
-        only if they pass. The second test expects that the dishonest reports which the guarantee
-        allows hold only noise.
+        only if they pass. In the second test, the dishonest reports that the guarantee allows may
+        hold only noise.
         """
         if run.state != "running":
             return settlement

@@ -32,8 +32,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArr
 class Layers:
     """The sizes of the layers, and the number of actions. The first and the last size are 1.
 
-    Raises ValueError if there are fewer than two layers, a size is below one, or the first or last
-    layer is not a singleton.
+    Raises ValueError if a size is wrong, or if there are fewer than two layers.
     """
 
     widths: tuple[int, ...]
@@ -96,9 +95,9 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
     """Unrolls a finite-horizon MDP in time: a layer holds the states that are possible at a step.
 
     The MDP has transitions P (H, X, A, X) and the start distribution d1 (X,). If d1 is positive at
-    several states, an extra first layer has one state, from which every action leads to a state
-    drawn from d1. Returns the layers, their transitions, and, for each of the MDP's H steps, an
-    array of the MDP's states in the layer of that step.
+    several states, an extra first layer has one state. From this state, every action leads to a
+    state drawn from d1. Returns the layers, their transitions, and the MDP's states in the layer of
+    each step.
     """
     reached = [np.flatnonzero(d1)]
     for rows in P[:-1]:

@@ -26,10 +26,10 @@ changes at the 2 W breakpoints ln lower - v and ln upper - v. The last breakpoin
 is at most 1 tells which cells are not clipped (free). The free cells give delta in closed form. A
 bound of zero counts as exp(LOG_ZERO), so that q has a logarithm everywhere.
 
-Certificate. The answer is the occupancy measure of the policy and transitions that the dual's q
-induces, because the dual's q violates the equations of flow by the residual. gap = (the answer's
-objective) + f(v) >= 0 bounds how far the answer's objective is from the minimum. By Pinsker's
-inequality, the answer q and the minimiser q* satisfy sum_h ||q - q*||_1^2 <= 2 gap.
+Certificate. The dual's q violates the equations of flow by the residual. So the answer is the
+occupancy measure of the policy and transitions that this q induces. gap = (the answer's objective)
++ f(v) >= 0 bounds how far the answer's objective is from the minimum. By Pinsker's inequality, the
+answer q and the minimiser q* satisfy sum_h ||q - q*||_1^2 <= 2 gap.
 """
 
 from __future__ import annotations

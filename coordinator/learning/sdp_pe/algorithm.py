@@ -192,8 +192,8 @@ class SDPPE:
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
         """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
 
-        A pair (x, a) has a policy here if n episodes of the policy are expected to visit (h, x, a)
-        at least once. If no pair is reached, every pair has a policy.
+        Leaves out pairs (x, a) that n episodes of their policy are expected to visit less than
+        once. If all pairs are such pairs, leaves out none.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1

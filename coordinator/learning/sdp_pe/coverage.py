@@ -6,7 +6,7 @@ over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
-By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|, and the same pi
+By the equivalence theorem of Kiefer and Wolfowitz, the optimal value is |Z|. The optimal pi also
 maximises the concave sum_{Z} log d_pi(h, x, a). `design` keeps a set of policies (atoms), and
 alternates two steps. The first step updates the atoms' weights by w_i <- w_i g_pi(i) / |Z|. The
 second step adds the best active policy for the reward 1 / d_pi. `design` stops when it has the

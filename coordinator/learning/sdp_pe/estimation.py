@@ -5,9 +5,8 @@ takes stacks of counts. So the parametric bootstrap runs exactly the estimator w
 measures.
 
 **Shrinkage.** Each row (h, x, a) gets `shrinkage` standard deviations of the noise on its visits as
-pseudo-visits. Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken
-together. So steps share one estimate while noise hides how they differ. The shared estimate is
-biased if steps differ.
+pseudo-visits (`evidence.shrink_rows`). So steps share one estimate while noise hides how they
+differ. The shared estimate is biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
@@ -17,17 +16,16 @@ pi_d the best policy of V_d. The radius is a high quantile, over draws, of the g
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
-The first term asks: if the estimate were true, by how much might its best policy seem worse than
-another in a draw? The second term asks: if the draw were true, by how much does the draw's best
-policy seem worse in the estimate? The policies pi_d are likely to be the best, so the next stage
-explores them.
+If the estimate is true, the first term says how much worse its best policy may seem in a draw. If
+the draw is true, the second term says how much worse its best policy seems in the estimate. The
+policies pi_d are likely to be the best, so the next stage explores them.
 
 pi_d is the best of all policies that take, at every (h, x), an action of some active policy. These
 include all active policies, so the quantile errs on the safe side. The draws keep W, so the radius
 does not include the bias of the absorbing MDP. A reward sum is drawn given the drawn visits: its
 bits are Bernoulli, with variance r (1 - r) for each visit. With the families `joint`, the noise of
 a reward sum is part of the visits' noise. The sampling variance of a count is taken as at least
-one, so that a tuple that was never counted does not seem certain.
+one. So a tuple that was never counted does not seem certain.
 """
 
 from __future__ import annotations
