@@ -1,7 +1,7 @@
 """Makes a batch from a learner's deployment: its noise, its padding and its descriptor.
 
-The noise of every batch is calibrated to the run's whole (epsilon, beta), because a user is in only
-one batch (`coordinator.batches.ledger`).
+The noise of every batch is calibrated to the run's whole (epsilon, beta). A user is in only one
+batch (`coordinator.batches.ledger`), so batches do not share the budget.
 """
 
 import math
@@ -38,9 +38,8 @@ MAX_BATCH_BYTES = 1 << 30
 class Issue:
     """A deployment issued as a batch, with its descriptor (parsed and as bytes) and its spend.
 
-    ``index`` numbers the run's batches, and ``step`` the learner's deployments. If a batch is
-    abandoned and its deployment is issued again, the step stays the same. The spend is recomputed
-    from the descriptor, not taken from the calibration.
+    ``index`` numbers the run's batches, and ``step`` the learner's deployments. If a deployment is
+    issued again, the step stays the same.
     """
 
     index: int

@@ -160,8 +160,6 @@ def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, F
 
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 METHODS = ("next_deployment", "observe", "summary")
-SELF_EXPLANATORY = (RiffleError, MemoryError)
-"""Errors that are passed on unchanged."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -236,7 +234,7 @@ def _call(code: object, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     except LearnerError as error:
         place = plugins.place_of(error, plugins.source_file(code), within=True)
         raise LearnerError(f"{error}{place}") from error
-    except SELF_EXPLANATORY:
+    except (RiffleError, MemoryError):  # their own text says what is wrong
         raise
     except Exception as error:
         raise LearnerError(plugins.describe_error(error, plugins.source_file(code))) from error

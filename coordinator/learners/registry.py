@@ -48,7 +48,7 @@ TRIALS, LEAST_STEP = 10, 1.5
 """The number of larger K to try for a refused run, and the least factor from one K to the next."""
 
 LEAST_GROWTH = 1.1
-"""Larger K are tried only if stages grow at least by this factor; otherwise stages stay small."""
+"""Larger K are tried only if stages grow at least by this factor."""
 
 
 class Registry:
@@ -267,9 +267,9 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 class ManualLearner(OwnLearner):
     """A `Learner` for deployments from outside, which `submit` takes one at a time.
 
-    The answer is the most probable policy of the mixture with the largest lower bound on its
-    estimated value. Whoever submits deployments sees only private counts, so choosing deployments
-    costs no privacy.
+    The best mixture has the largest lower bound on its estimated value. The answer is the best
+    mixture's most probable policy. Whoever submits deployments sees only private counts, so
+    choosing deployments costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -36,9 +36,8 @@ class Drivers:
     """This replica's drivers, one for each run that it drives. Takes and renews leases of runs.
 
     A replica that stops normally releases its leases. If a replica is killed, its leases expire,
-    and another replica takes over the runs. ``make_driver`` makes the driver for a lease. The
-    second argument of ``make_driver`` is the learner that has just planned the run's first
-    deployment, or None if the learner must be rebuilt.
+    and another replica takes over the runs. ``make_driver`` makes the driver for a lease. Its
+    second argument is None, or the learner that has just planned the run's first deployment.
     """
 
     store: Store
@@ -174,7 +173,7 @@ class Coordinator:
         await self.drivers.start()
 
     async def close(self) -> None:
-        """Stops driving runs. Afterwards nothing here uses the store. `start` resumes the runs."""
+        """Stops driving runs, so that nothing here uses the store any more."""
         for task in self._tasks:
             task.cancel()
         # A restart that is still under way would start a driver that nobody halts.
@@ -197,8 +196,7 @@ class Coordinator:
         run_id = spec.run_id or secrets.token_hex(16)
         learner, first = await in_thread(self._issue_first, run_id, spec)
         now, holder, until = self.clock(), self.replica.name, self.drivers.until
-        create = self.store.create_run
-        lease = await in_thread(create, run_id, spec, first, now, holder, until)
+        lease = await in_thread(self.store.create_run, run_id, spec, first, now, holder, until)
         if lease is not None:
             JOURNAL.note("run-created", run_id=run_id)
             self.drivers.drive(lease, learner)

@@ -156,9 +156,9 @@ class Driver:
             await in_thread(self.store.fail, self.lease, error.detail, self.clock())
         except SQLAlchemyError as second:
             await self._pause(run, store_error(second))  # a later turn fails the run
+        except LeaseLostError:
+            raise
         except LocalError as second:
-            if isinstance(second, LeaseLostError):
-                raise
             await self._pause(run, second)  # stopped meanwhile: the next turn sees it
         self.signals.fire(self.lease.run_id)
 

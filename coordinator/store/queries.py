@@ -160,8 +160,8 @@ class Queries:
         """Returns the analyzer's public keys of all batches that still need a step.
 
         A batch is issued under the write lock, and only if its key is active. This read takes the
-        same lock, so it sees every batch of an expired key. Such a key is never needed again if it
-        is not returned.
+        same lock, so it sees every batch of an expired key. If an expired key is not returned, it
+        is never needed again.
         """
         with self._writer.begin() as connection:
             descriptors = list(connection.execute(KEYS_IN_USE).scalars())

@@ -41,7 +41,6 @@ runs = Table(
     Column("trouble", Text, nullable=False),
 )
 
-
 run_leases = Table(
     "run_leases",
     metadata,

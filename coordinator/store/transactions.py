@@ -96,9 +96,9 @@ class Store(queries.Queries):
     def issue_manual(self, run_id: str, issue: Issue, now: float) -> DeploymentRecord:
         """Records a manual deployment.
 
-        Raises RemoteError ``unknown-run``, or ``wrong-state`` if the run is over, if another
-        deployment is under way, or if too few episodes are left. Also raises the LocalErrors of
-        `writes.add_deployment`.
+        Raises RemoteError ``unknown-run``. Raises RemoteError ``wrong-state`` if the run is over,
+        another deployment is under way, or too few episodes are left. Also raises the LocalErrors
+        of `writes.add_deployment`.
         """
         with self._for_good() as connection:
             run = queries.read_run(connection, run_id)

@@ -68,10 +68,9 @@ def add_deployment(
 ) -> None:
     """Records an issued deployment, after two checks in the same transaction.
 
-    ``active_key`` is the analyzer's active public key, or None if any key is allowed.
-
-    Raises LocalError ``budget-exceeded`` if the batch would spend more than the run may. Raises
-    LocalError ``unavailable`` if the batch's key was replaced after the descriptor was made.
+    ``active_key`` is the analyzer's active public key, or None if any key is allowed. Raises
+    LocalError ``budget-exceeded`` if the batch would spend more than the run may. Raises LocalError
+    ``unavailable`` if the batch's key was replaced after the descriptor was made.
     """
     if active_key is not None and issue.descriptor.analyzer_key != active_key:
         raise LocalError(
