@@ -79,10 +79,15 @@ class Analyzer:
         ``release_bytes``. Raises LocalError ``unavailable`` if the worker processes died, or as
         `check_key` does.
         """
-        private = self.check_key(context)
-        _check_size(context, messages.data)
+        private, descriptor = self.check_key(context), context.descriptor
+        if len(messages.data) != descriptor.release_bytes:
+            raise RemoteError(
+                "wrong-size",
+                f"batch {descriptor.batch_id} has {descriptor.release_bytes} bytes of messages, "
+                f"the shuffler sent {len(messages.data)}",
+            )
         try:
-            if context.descriptor.word_bits:
+            if descriptor.word_bits:
                 return await self._unmask(private, context, messages)
             parts = await self._open_chunks(private, context, messages.data)
         except BrokenExecutor as error:
@@ -92,7 +97,7 @@ class Analyzer:
                 "unavailable", "the analyzer's worker processes stopped; they are started again"
             ) from error
         histogram = np.asarray(np.sum([part for part, *_ in parts], axis=0), dtype=np.int64)
-        failed, descriptor = sum(failed for _, failed, _ in parts), context.descriptor
+        failed = sum(failed for _, failed, _ in parts)
         opened = int(histogram.sum() if descriptor.trust == "shuffle" else histogram[-1])
         if opened + failed != descriptor.n * descriptor.padding.messages:
             raise LocalError("internal", "opened and failed messages do not add up to n L")
@@ -153,8 +158,7 @@ class Analyzer:
     ) -> list[tuple[int, T]]:
         """Applies ``work`` in processes to chunks of ``data``, which has items of ``size`` bytes.
 
-        An item is a message or a key. Returns, for each chunk, its first item's position and its
-        result.
+        Returns, for each chunk, its first item's position and its result.
         """
         # Few chunks wait for the pool at a time, so other runs get a turn during a large batch.
         loop, room = asyncio.get_running_loop(), asyncio.Semaphore(2 * self._workers)
@@ -204,14 +208,3 @@ def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
     rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
     each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)
     return (slice(start, start + each * size) for start in range(0, total, each * size))
-
-
-def _check_size(context: Context, messages: Octets) -> None:
-    descriptor = context.descriptor
-    expected = descriptor.release_bytes
-    if len(messages) != expected:
-        raise RemoteError(
-            "wrong-size",
-            f"batch {descriptor.batch_id} has {expected} bytes of messages, "
-            f"the shuffler sent {len(messages)}",
-        )

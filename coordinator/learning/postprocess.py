@@ -141,10 +141,9 @@ def conserve(
     count. `possible` (H, X, A, X) is the support; None means that all transitions are possible.
     """
     mask = np.ones(transitions.shape[-4:], dtype=np.bool_) if possible is None else possible
-    if visits is None:
-        return np.asarray(transitions - imbalance(transitions, n, mask))
-    surplus = transitions.sum(axis=-1) - visits
-    transitions = transitions - mask * (_share(mask, ratio) * surplus)[..., None]
+    if visits is not None:
+        surplus = transitions.sum(axis=-1) - visits
+        transitions = transitions - mask * (_share(mask, ratio) * surplus)[..., None]
     return np.asarray(transitions - imbalance(transitions, n, mask, ratio))
 
 
