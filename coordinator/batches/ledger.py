@@ -73,8 +73,7 @@ def recorded(n: int, spend: Spend) -> Guarantee:
 def composed(entries: Sequence[tuple[BatchDescriptor, Spend]]) -> Guarantee:
     """Returns the guarantee for a person who reported in one batch of each epoch.
 
-    The guarantee holds for every choice of these batches. Without epochs, the person reported in
-    one batch.
+    The guarantee holds for every choice of these batches.
     """
     together = run_guarantee([recorded(descriptor.n, spend) for descriptor, spend in entries])
     if len({descriptor.epoch for descriptor, _ in entries}) < 2 or math.isinf(together.epsilon):

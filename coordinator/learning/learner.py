@@ -175,8 +175,8 @@ def batch_counts(
 ) -> BatchCounts:
     """Returns the counts of a batch of n reports from its debiased counters (C,).
 
-    Families without counters of their own are sums of other counters. `variance` is the variance of
-    the noise on each counter, and `term` is the b of Bernstein's inequality for this noise.
+    Families without counters of their own are sums of other counters. `variance` and `term`
+    describe the noise on each counter (see `BatchCounts`).
 
     Raises ValueError if `debiased` does not have exactly `layout.counters` entries.
     """

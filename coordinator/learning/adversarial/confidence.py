@@ -9,8 +9,8 @@ counts into N~. Then
 
 with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
 upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set contains the true P in every
-episode. (In places the paper prints beta's second term under the root. The proof of E.14 bounds
-beta as above.) `scale` multiplies beta; the paper has no such factor.
+episode. In places the paper prints beta's second term under the root, but the proof of E.14 bounds
+beta as above.
 
 Empty sets. A row of a box may be empty: its lower bounds sum to more than one, or its upper bounds
 to less than one. A row that is empty, or nearly so, is widened to [lower - s, upper + s] within [0,
@@ -18,16 +18,15 @@ to less than one. A row that is empty, or nearly so, is widened to [lower - s, u
 
     sum lower <= 1 - MARGIN   and   sum upper >= 1 + MARGIN.
 
-A widened row has an interior, which the log-barrier needs. `widened` reports s. No upper bound is
-below MARGIN. A row with one successor has the bounds [0, 1]; its probability is 1 anyway.
+A widened row has an interior, which the log-barrier needs. No upper bound is below MARGIN. A row
+with one successor has the bounds [0, 1].
 
 Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
-Backward induction finds f(y), the largest probability of reaching x from y. With f' as the f of the
-next layer, f(y) = sum_a pi(a|y) max_{p in box(y,a)} p . f'. The best p of a box starts at the lower
-bounds and puts the remaining mass on the successors with the largest f' first.
+Backward induction finds the largest probability f of reaching x from each state. The best p of a
+box starts at the lower bounds, and gives the rest to the successors with the largest f first.
 """
 
 from __future__ import annotations

@@ -84,8 +84,6 @@ def ftrl_step(
     """Returns the step for cost = eta L~ (H, W, A). Dual values start at `start` (H + 1, W) or 0.
 
     If rounding keeps the residual above `tolerance` (as with costs beyond 10^3), the search stops.
-    The answer states its residual and gap.
-
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """
     v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()

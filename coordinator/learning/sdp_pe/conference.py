@@ -4,11 +4,11 @@ Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 
 - a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
 - fine exploration has no optimal design. Let pi_{h,x,a} be the active policy that visits (h, x, a)
-  most under the crude model. Each of these policies runs for L_0 = L_b / (H X A) episodes;
+  most under the crude model. Each of these policies runs for L_b / (H X A) episodes;
 - the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
 
-Here the H X A policies form a uniform mixture, so each runs for L_0 episodes on average. As in
-`sdp_pe.algorithm`, pairs that the batch is expected to reach less than once get no policy.
+Here these policies form a uniform mixture. As in `sdp_pe.algorithm`, pairs that the batch is
+expected to reach less than once get no policy.
 """
 
 from __future__ import annotations

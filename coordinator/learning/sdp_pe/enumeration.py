@@ -1,8 +1,7 @@
 """Active sets as lists: the set phi of paper 000, as an array of bits, one for each policy class.
 
 Two policies have the same value if they differ only at step 0, in states where no episode starts.
-Such policies form a class. A class is a choice of action in every *free* cell (h, x): at h = 0 the
-start states, later all X states.
+Such policies form a class.
 
 The horizon is cut at a step m. A class is a pair (prefix, suffix) of the actions before m and the
 actions from m on. Let D (prefixes, X) be the state distribution at m, and R (prefixes,) the
@@ -173,7 +172,7 @@ class EnumeratedPolicies:
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
-        """Returns the policy (H, X) of a flat class index. Cells that are not free get action 0."""
+        """Returns the policy (H, X) of a flat class index: action 0 where no episode starts."""
         digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
@@ -310,7 +309,7 @@ def _free_cells(sizes: Sizes, d1: FloatArray) -> int:
 
 
 def _actions(sizes: Sizes, free: BoolArray) -> PolicyArray:
-    """Returns a step's action vectors (A^free, X) in lexicographic order, 0 in cells not free."""
+    """Returns a step's action vectors in lexicographic order, with 0 where `free` (X,) is false."""
     vectors = np.zeros((sizes.A ** int(free.sum()), sizes.X), dtype=np.int64)
     places = sizes.A ** np.arange(int(free.sum()))[::-1]
     vectors[:, free] = np.arange(len(vectors))[:, None] // places % sizes.A

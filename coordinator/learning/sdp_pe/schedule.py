@@ -66,9 +66,8 @@ def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
 def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:
     """Cuts K episodes of horizon H into stages, the first of length `first_stage`.
 
-    A stage has (1 + `fine`) L_b episodes: 3 L_b in 000, 2 L_b in 003.
-
-    Raises LearnerError if K is too small for one stage, or if the stages would never fill K.
+    A stage has (1 + `fine`) L_b episodes. Raises LearnerError if K is too small for one stage, or
+    if the stages would never fill K.
     """
     if first_stage < 1 or not constants.growth >= 1:
         raise LearnerError(
