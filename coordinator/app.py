@@ -96,7 +96,6 @@ def create_app(
 def _make_app(
     settings: Settings, lifespan: Lifespan[FastAPI], metrics: CoordinatorMetrics
 ) -> FastAPI:
-    """Returns the app with its routes, and sets the state that does not need a running app."""
     inner = [Middleware(ConcurrencyLimit, limit=2 * OPERATOR.at_once)]
     routers = (
         runs.router,

@@ -204,7 +204,6 @@ def _spend(row: DeploymentRecord, record: LedgerRecord) -> models.Spend:
 
 
 def _switches(rows: Rows) -> int:
-    """Counts how often the deployed mixture changed, in the order of issue."""
     mixtures = [row.descriptor.mixture for row in rows]
     return sum(not before.same_as(after) for before, after in pairwise(mixtures))
 

@@ -246,7 +246,6 @@ def _check_kind(method: str, value: object, kind: type, wanted: str) -> None:
 
 
 def _check_deployment(deployment: Deployment, sizes: Sizes) -> None:
-    """Refuses a deployment with a field of a wrong type or outside its range."""
     _check_kind("next_deployment", deployment.mixture, Mixture, "a Mixture, as Deployment.mixture")
     _check_policies("next_deployment", deployment.mixture.policies, sizes)
     for name, value, fits, wanted in (
@@ -262,7 +261,6 @@ def _check_deployment(deployment: Deployment, sizes: Sizes) -> None:
 
 
 def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Sizes) -> None:
-    """Refuses an answer that cannot be written as JSON, or that has an invalid policy."""
     _check_policies(method, answer.policy, sizes, dimensions=2)
     try:
         to_json(answer)

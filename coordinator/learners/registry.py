@@ -99,7 +99,6 @@ class Registry:
 
 
 def _external(maker: plugins.Constructor, problem: Problem, _: str, options: Options) -> Learner:
-    """Makes an external learner. The options are the maker's parameters by name."""
     return ExternalLearner(maker, problem, options)
 
 
@@ -245,7 +244,7 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
 
 
 def sdp_pe_in(learner: Learner) -> SDPPE | None:
-    """Returns the learner as SDP-PE if it is SDP-PE or an external learner that extends SDP-PE."""
+    """Returns the learner, or the learner that it wraps, if that is SDP-PE; otherwise None."""
     inner = learner.learner if isinstance(learner, ExternalLearner) else learner
     return inner if isinstance(inner, SDPPE) else None
 

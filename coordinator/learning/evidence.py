@@ -112,7 +112,7 @@ def evidence_of(batches: Sequence[BatchCounts], mixtures: Sequence[Mixture]) -> 
 
 
 def batch_weights(parts: Sequence[Evidence]) -> Weights:
-    """Returns one weight for each batch. A single batch has weight one, which changes nothing."""
+    """Returns one weight for each batch. A single batch has weight one."""
     if len(parts) == 1:
         return (np.ones(()),)
     X, A = parts[0].transitions.shape[-3:-1]

@@ -219,7 +219,6 @@ def json_float(value: float) -> float | str:
 
 
 def _to_list(value: object) -> object:
-    """Returns an array as nested lists; raises TypeError for other types."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

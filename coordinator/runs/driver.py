@@ -110,7 +110,6 @@ class Driver:
         return True
 
     def _step(self, run: RunRecord, row: DeploymentRecord) -> Step:
-        """Returns the step that a deployment needs in its state."""
         running = run.state == "running"
         steps: dict[str, Step] = {
             "issued": self._deposit if running else self._withdraw,

@@ -187,7 +187,7 @@ class Store(queries.Queries):
 
         Two draws of noise on the same counts would spend epsilon twice. So the first draw is
         committed before anything but the analyzer sees the noisy counts. After a crash, and on
-        every replica, only this first draw is used.
+        every replica, only the committed draw is used.
         """
         with self._driving(lease) as connection:
             first = queries.read_released(connection, lease.run_id, index)

@@ -32,7 +32,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray, PolicyArr
 class Layers:
     """The sizes of the layers, and the number of actions. The first and the last size are 1.
 
-    Raises ValueError if a size is wrong, or if there are fewer than two layers.
+    Raises ValueError if a number is wrong, or if there are fewer than two layers.
     """
 
     widths: tuple[int, ...]

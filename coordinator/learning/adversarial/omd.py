@@ -350,7 +350,7 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns 1 1^T on each layer's states, plus ones on padding's diagonal and a small ridge."""
+    """Returns ones on each layer's states, ones on padding's diagonal, and a small ridge."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

@@ -213,7 +213,6 @@ class SDPPE:
         return self._estimate_rows(pool([part.step(h) for part in parts], weights))
 
     def _estimate_rows(self, counts: Counts) -> tuple[BoolArray, FloatArray]:
-        """Returns W and P~cru of pooled counts."""
         variance = counts.transition_variance
         E = self._tolerance(float(variance.max()))
         N = counts.consistent(E, add_on=self.constants.add_on).transitions

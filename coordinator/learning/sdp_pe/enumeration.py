@@ -323,7 +323,6 @@ def _rows(model: Model, h: int, actions: PolicyArray) -> tuple[FloatArray, Float
 
 
 def _whole_tiles(array: PolicyArray) -> PolicyArray:
-    """Repeats an array to a length of whole tiles."""
     return np.resize(array, -(-len(array) // TILE) * TILE)
 
 
