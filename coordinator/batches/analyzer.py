@@ -190,7 +190,7 @@ def open_messages(
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
     """Returns the histogram that may leave the analyzer. With trust ``central``, adds the noise.
 
-    Noise comes from the system's CSPRNG or, in a seeded batch, from its test seed.
+    In a seeded batch, the test seed gives the noise.
     """
     noise = descriptor.batch_noise
     if not isinstance(noise, CentralNoise):

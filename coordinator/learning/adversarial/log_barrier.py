@@ -1,4 +1,4 @@
-"""The step of Private UOB-LBPS (Eq. 4.3-4.4 of paper 004): OMD with the log-barrier.
+"""The step of Private UOB-LBPS (Eq. 4.3-4.4 of paper 004): mirror descent with a log-barrier.
 
     min over q in Delta(P_{k+1}) of   <l^, q> + D_psi(q || q_k) / eta,   psi(q) = -sum ln q,
 

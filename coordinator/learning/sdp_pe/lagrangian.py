@@ -14,7 +14,7 @@ between the best feasible and the last infeasible point in the (V_j, V_0) plane.
 
       D(lambda) = max_pi V_0(pi) + lambda (V_j(pi) - t_j)
 
-  is the LP's value.
+  is the linear program's value.
 - If P_0 and P_j differ, the induction is a heuristic and D bounds nothing. Backward induction
   cannot solve this problem, because the best action depends on the history.
 
