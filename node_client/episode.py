@@ -1,20 +1,7 @@
-"""Turns a slot in a batch into the messages of one user's report.
+"""Turns a slot in a batch into one user's report, before it is sealed.
 
-`slot_report` draws a policy from the batch's mixture, runs one episode of H steps in the node's
-environment and encodes it as L messages. The function is the node's half of
-`common.mechanism.workflow`. The per-user simulator calls it, too. All random draws for a report are
-made here, except the draws for its seals.
-
-- Rewards: a reward R in the declared range [low, high] is scaled to (R - low) / (high - low). For
-  each step, the node keeps only one random bit, which is 1 with this probability.
-- Early ends: the user stays in the environment's absorbing state, with zero reward bits, until
-  step H.
-- Failures: an environment's error is discarded, because it may hold the user's data. The report
-  then carries noise only. A report of an episode outside the batch's declared support also carries
-  noise only.
-- Randomness: a deployed node draws from the system's CSPRNG. If a batch has a ``test_seed``, a node
-  with ``test_entry=True`` draws from streams keyed by (run, batch, slot, purpose). The batch's
-  counts then depend neither on which node served a slot, nor on when.
+All random draws for a report are made here, except the draws for its seals. An environment's error
+is discarded, because it may hold the user's data.
 """
 
 import math
@@ -43,10 +30,11 @@ RewardRange = tuple[float, float]
 def slot_report(
     batch: BatchDescriptor, environment: Environment | None, slot: int, *, test_entry: bool = False
 ) -> tuple[Episode | None, Report]:
-    """Returns a user's episode and the unsealed report. A failed or missing episode is None.
+    """Returns a user's episode and the unsealed report.
 
-    A report without an episode still carries noise and padding, because other users' guarantees
-    need its noise. Raises the errors of `slot_randomness`.
+    If there is no environment, or the episode fails, the episode is None. The report then carries
+    only noise and padding, because other users' guarantees need its noise. Raises the errors of
+    `slot_randomness`.
     """
     chosen = word(slot_randomness(batch, slot, "policy", test_entry=test_entry))
     episode, policy = None, batch.mixture.pick(chosen)
@@ -59,7 +47,7 @@ def slot_report(
 def encode_episode(
     batch: BatchDescriptor, episode: Episode | None, slot: int, *, test_entry: bool = False
 ) -> Report:
-    """Returns the report of an episode, or of none. Raises the errors of `slot_randomness`."""
+    """Returns an episode's report. Raises the errors of `slot_randomness`."""
     draws = slot_randomness(batch, slot, "noise", test_entry=test_entry)
     layout, noise, padding = batch.layout, batch.batch_noise, batch.padding
     return encode(layout, noise, padding, episode, draws, batch.word_bits)
@@ -68,12 +56,10 @@ def encode_episode(
 def slot_randomness(
     descriptor: BatchDescriptor, slot: int, purpose: Purpose, *, test_entry: bool
 ) -> Randomness:
-    """Returns the source of a draw: the CSPRNG or, in a permitted test batch, a keyed stream.
+    """Returns the source of a draw: the system's CSPRNG or, for a seeded batch, a keyed stream.
 
-    All random draws for a report use this source, except the draws for its seals. Privacy requires
-    that a batch with keyed streams has epsilon = infinity in the ledger. The ledger records this
-    for every batch with a ``test_seed``. Raises LocalError ``test-entry-refused`` if the batch is
-    seeded and ``test_entry`` is false.
+    A seeded batch protects nobody: its epsilon is infinity in the ledger. Raises LocalError
+    ``test-entry-refused`` if the batch is seeded and ``test_entry`` is false.
     """
     if descriptor.test_seed is None:
         return SystemRandomness()
@@ -94,8 +80,8 @@ def run_episode(
 ) -> Episode | None:
     """Runs a policy (H, X) for one user.
 
-    Returns None if the environment raised, or returned a value outside its declared ranges, or if
-    the episode is outside the layout's declared support.
+    Returns None if the environment fails, or if the episode is outside the layout's declared
+    support.
     """
     try:
         return play(environment, policy, reward_range, randomness, layout)

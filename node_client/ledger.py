@@ -1,25 +1,13 @@
-"""The ledger of the privacy that people spend over their lives. The owner of their nodes keeps it.
+"""The personal ledger: what each person has spent over all shufflers and epochs.
 
-A person may report more than once: at several shufflers, or in several epochs. Only the owner can
-add up what all reports of a person reveal together. The owner sets a lifetime limit (epsilon,
-beta), and a node charges each report to this ledger before the node runs the episode:
+A node charges each report to this ledger before the episode begins. If the node dies after that,
+the charge stays, because a report may have left. The charge is given back only if no upload began.
 
-- A charge is refused if the person would then have spent more than the limit. The batches are
-  composed exactly (`common.accounting.repeated_user_guarantee`), at the limit's beta and the
-  dishonest fraction that the owner demands. One transaction checks and charges, so racing nodes
-  never exceed the limit together.
-- A charge is on disk before the episode begins. If the node dies later, or the batch is abandoned,
-  the charge stays, because a report may have left. The charge is given back only if the report was
-  dropped before its upload began.
-- A person is charged once a batch. A second charge for one batch is refused.
-
-All nodes of an owner share one SQLite file, even if they serve different shufflers. Every
-transaction opens the file afresh. The transaction compares the file's number of changes with the
-head, a copy of this number in another folder (`common.process.heads`). If the file has the smaller
-number, it is an older copy or was emptied. The transaction is then refused, and no user is asked
-for an episode. The check works even if the file is replaced while nodes run. The file is not
-encrypted. For each person, under the id that the shufflers know, the file lists the person's
-batches.
+All nodes of an owner share one SQLite file. One transaction checks and charges, so racing nodes
+never exceed the limit together. Somebody may replace the file by an older copy while nodes run.
+Every transaction therefore opens the file afresh and compares its number of changes with the head
+(`common.process.heads`). If the file has the smaller number, the transaction is refused. The file
+is not encrypted.
 """
 
 import os
@@ -148,9 +136,9 @@ class PersonalLedger:
     clock: Callable[[], float] = time.time
 
     def check(self, key: bytes | None = None) -> None:
-        """Makes the file if it is missing, and checks it; raises LocalError if it is unusable.
+        """Makes the file if it is missing, and binds it to ``key`` (`bind_key`).
 
-        ``key`` is the key of `users.opaque_id` (see `bind_key`).
+        Raises LocalError if the file is unusable.
         """
         with self._writing() as database:
             bind_key(database, self.file, key)
@@ -198,7 +186,7 @@ class PersonalLedger:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction that also counts this change; then writes the count to the head."""
+        """Opens a transaction, and raises the number of changes in file and head."""
         with self._transaction("BEGIN IMMEDIATE") as database:
             yield database
             raise_number = "UPDATE head SET number = number + 1 RETURNING number"
@@ -246,11 +234,10 @@ class PersonalLedger:
 
 
 def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> None:
-    """Stores in ``file``, open as ``database``, 31 bits of a digest of ``key``.
+    """Binds a file to ``key``, the key of `users.opaque_id`. None changes nothing.
 
-    ``key`` is the key of `users.opaque_id` for the users in this file. Does nothing if ``key`` is
-    None. Raises LocalError ``wrong-state`` if the file has a digest of another key. With another
-    key, everybody would be a new user.
+    With another key, everybody would be a new user. The file stores 31 bits of a digest of the key.
+    Raises LocalError ``wrong-state`` if the file is bound to another key.
     """
     if key is None:
         return

@@ -18,8 +18,7 @@ from riffle.node_client.shuffler_client import Backoff, ShufflerClient, open_cli
 from riffle.node_client.trust import Demands
 from riffle.node_client.users import Users
 
-# Chunks in progress: all workers together seal one chunk. Meanwhile a second chunk waits to be
-# sealed, a third is being encoded, and a fourth is being uploaded.
+# One chunk is being encoded, one waits, one is being sealed, and one is being uploaded.
 CHUNKS_ON_THEIR_WAY = 4
 WORKERS_A_CHUNK = 8
 

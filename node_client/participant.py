@@ -1,26 +1,13 @@
 """A node inside an app, which drives the episodes of its users itself, many at once.
 
-An app shows actions to its users. Minutes or days later, the app learns what happened. Checks,
-users, sealing and upload use the same code as in a node process (`main`).
-
 A person's episode must survive a restart of the app, so the file of users has a `Row` for each open
-episode. A row has the lease, the word that selects the policy, and the recorded steps. A step has
-states and a reward bit, never the reward. A row is as private as the app's own data about this
-person.
+episode. A row is as private as the app's own data about this person. Its steps are erased as soon
+as the report is sealed, the person gives up or the time is over. An app that never starts again
+leaves its last rows behind: delete its `state_dir`.
 
-- Steps are erased as soon as the report is sealed, the person gives up or the time is over.
-- The sealed report takes the steps' place until the shuffler has it or the lease is over. Only
-  shuffler and coordinator together can open it.
-- An app that never starts again leaves its last rows behind: delete its `state_dir`.
-
-If a user gives up or does not report in time, the node sends a report with only noise and padding.
-Otherwise a missing report could show what a person did. If an app is gone for good, its leases end
-and its slots go to other users. The app's users then add no noise, but others learn only that no
-report came.
-
-If the owner has a ledger (`ledger`), the app charges the report before it returns the lease. The
-charge stays even if the user gives up. Whether a report holds an episode is as private as the
-episode itself. A report of only noise is therefore charged like any other report.
+If a user gives up or does not report in time, the node sends a report of noise only. Otherwise a
+missing report could show what the person did. Whether a report holds an episode is private, too, so
+a report of noise is charged to the personal ledger (`ledger`) like any other.
 """
 
 import asyncio
@@ -57,7 +44,8 @@ RecordedStep = tuple[int, int, int | None]
 class Row(Document):
     """A user's stored episode. If ``steps`` is None, the report is sealed, or will be noise.
 
-    The episode's time is over at ``ends_at``. ``sealed`` is the report in hex.
+    ``word`` selects the policy. The episode's time is over at ``ends_at``. ``sealed`` is the report
+    in hex.
     """
 
     node_id: str
@@ -110,12 +98,11 @@ class UserLease:
     ) -> None:
         """Records one step; ``next_state`` is None if the episode ended early.
 
-        Returns when the step is on the disk, after some milliseconds. After a crash, the call may
-        be repeated. Only one random bit of the reward is kept.
+        The step is on disk when the call returns. After a crash, the call may be repeated. Only one
+        random bit of the reward is kept.
 
-        Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if step
-        or state is not the next one, or if the action is not the one that `act` returned. Raises
-        LocalError ``wrong-size`` if a value is out of its range.
+        Raises LocalError ``late`` if the episode is over, ``wrong-state`` if step, state or action
+        is not the next one, and ``wrong-size`` if a value is out of its range.
         """
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
@@ -137,10 +124,10 @@ class UserLease:
     async def report(self) -> None:
         """Sends the report, and returns when the shuffler has stored it.
 
-        If the shuffler is away, tries again until the batch is over. If a file cannot be used,
-        waits until it can be. If the call is cancelled, the report is still sent. Raises LocalError
-        ``wrong-state`` if steps are missing, LocalError ``late`` if the episode is over, and
-        RemoteError if the shuffler refuses the report.
+        If the shuffler or a file is not available, tries again until the batch is over. If the call
+        is cancelled, the report is still sent. Raises LocalError ``wrong-state`` if steps are
+        missing, LocalError ``late`` if the episode is over, and RemoteError if the shuffler refuses
+        the report.
         """
         if len(self.open_steps()) < (H := self._app.sizes.H):
             detail = f"{self.step} of {H} steps are recorded; or give up"
@@ -148,9 +135,9 @@ class UserLease:
         await asyncio.shield(self._app._send(self))
 
     def give_up(self) -> None:
-        """Erases the episode. Noise and padding are sent in its place, in the background.
+        """Erases the episode, and sends noise and padding in its place, in the background.
 
-        The call changes nothing once `report` has been called.
+        Changes nothing once `report` has been called.
         """
         if self.row.steps is not None and self.delivery is None:
             self.keep(steps=None)
@@ -243,16 +230,13 @@ class Participant(AsyncExitStack):
     async def lease(self, user: str) -> UserLease:
         """Returns a user's lease: the same lease until the report is sent, even after a restart.
 
-        ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
-        `opaque_id` of this id. A person takes part once. If the settings allow epochs, a person
-        takes part once an epoch, until the person's lifetime limit is reached.
+        ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only its
+        `opaque_id`.
 
-        Raises LocalError ``unavailable`` if no batch has room now (try again later) or a file
-        cannot be used. Raises LocalError ``user-unavailable`` if the user was asked before, or if
-        the report would exceed the user's lifetime limit. Raises LocalError ``late`` if the episode
-        is over. Raises LocalError ``invalid-spec`` if the id is empty, has over 200 characters, or
-        has any blanks but single spaces between words. Raises RemoteError if the shuffler refuses
-        user or node.
+        Raises LocalError ``unavailable`` if no batch has room now or a file cannot be used. Raises
+        LocalError ``user-unavailable`` if the user was asked before, or would exceed their lifetime
+        limit. Raises LocalError ``late`` if the episode is over, and ``invalid-spec`` if ``user``
+        is no `settings.OwnId`. Raises RemoteError if the shuffler refuses user or node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):
@@ -294,11 +278,9 @@ class Participant(AsyncExitStack):
         return None
 
     async def _begin(self, node: NodeState, job: Job, lease: Lease) -> UserLease:
-        """Charges the user. One write then stores the lease and marks the user as asked.
+        """Charges the user, stores the lease and marks the user as asked.
 
-        If the app crashes before the charge, the user gets the same lease again. If the app crashes
-        after the charge, the charge stays. If the app cancels the call of `lease`, the next call
-        returns the lease.
+        If the app crashes after the charge, the charge stays.
         """
         now, share = self._clock(), self._settings.episode_share
         entry, slot = self._pipeline.test_entry, lease.slot
@@ -338,10 +320,7 @@ class Participant(AsyncExitStack):
         return job
 
     async def _deliver(self, held: UserLease) -> None:
-        """Sends a user's report. Tries until the report is sent or refused, or the lease ends.
-
-        Once the lease has ended, forgets the user as soon as the file can be written.
-        """
+        """Sends a user's report. Tries until the report is sent or refused, or the lease ends."""
         while True:
             try:
                 if self._clock() < held.row.lease.expires_at:

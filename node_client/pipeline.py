@@ -1,22 +1,15 @@
 """Turns leases into stored reports: episodes, encoding, sealing and upload, in bounded memory.
 
-A lease ends even if its report has not arrived. `ReportTiming` (pure: times are arguments) lets a
-node ask only users whom it can serve within their leases. A node first seals a report of zeros to
-measure its speed (`Pipeline.rehearse`). While no report is accepted, the node asks one user at a
-time, after a pause that doubles each time.
+A lease ends even if its report has not arrived, so a node asks only users whom it can serve in time
+(`ReportTiming`). If an episode takes too long, a report of noise only is sent in time. Otherwise a
+missing report would show that this user was slow.
 
-An episode must end within a part of its lease (`Job.episode_time`). If a user takes longer, a
-report of noise only is sent in time. Otherwise a missing report would show that this user was slow.
-
-A chunk is several whole reports of one node in one batch. Episodes and encoding run in a thread,
-one chunk at a time, because an environment serves one user at a time. Meanwhile the pool seals
-earlier chunks, and still earlier ones are uploaded, so every core can always seal. A chunk takes
-one unit of ``capacity`` before its episodes run, and gives it back once the shuffler has decided on
-its reports. If the shuffler stays unreachable, all units are soon taken and no more episodes begin,
-but the node runs on.
+A chunk is several whole reports of one node in one batch. An environment serves one user at a time,
+so the episodes of one chunk run at a time. Meanwhile earlier chunks are sealed and uploaded. If the
+shuffler stays unreachable, all units of ``capacity`` are soon taken, and no more episodes begin.
 
 A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
-for good. Nothing about an episode is stored or logged: totals count reports, without naming users.
+for good. Nothing about an episode is stored or logged.
 """
 
 import asyncio
@@ -94,10 +87,10 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
-        """Records that a chunk of ``messages``, ready to seal at ``start``, is delivered ``now``.
+        """Records that a chunk of ``messages`` was ready at ``start`` and is delivered ``now``.
 
-        Chunks are sealed one after another. If the previous chunk ends after ``start``, this
-        chunk's own time begins at that end.
+        Chunks are sealed one after another. A chunk's own time begins when the previous chunk has
+        ended.
         """
         self.messages.record(now - max(start, self._last_end), messages)
         self._last_end = now
@@ -144,7 +137,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's time limit: d + share * max(0, left - d). The descriptor gives d."""
+        """Returns an episode's time limit: the declared seconds, and a share of the rest."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 

@@ -1,15 +1,11 @@
 """The loop of many nodes in one process: poll, check, lease, submit.
 
-The nodes take turns polling for batches. A batch's descriptor is fetched and checked once
-(`trust`). A refused batch is logged once and skipped for a while. Leases are requested in small
-numbers, so that no more users are asked than can report in time. Nodes and open batches take turns,
-so that all nodes take part in every batch that has room. If a node's owner holds the whole share of
-a batch, the node leaves the batch to other nodes. The node asks again later, when leases of its
-owner may have ended. A process that has no users left or is too slow stays up and tells the
-shuffler why.
+Nodes and open batches take turns, so that all nodes take part in every batch that has room. A
+request names few users, so that no more users are asked than can report in time. A process that has
+no users left or is too slow stays up and tells the shuffler why.
 
-A refused batch is checked again after a pause, which doubles each time. The cause of a refusal may
-be temporary: a clock that jumped, a key that is pinned later, or an answer altered in transit.
+A batch's descriptor is checked once (`trust`). A refused batch is checked again after a pause,
+because the cause may be temporary, such as a clock that jumped or a key that is pinned later.
 """
 
 import asyncio
@@ -48,8 +44,8 @@ class NodeState:
     """A node of this process, with its present limits.
 
     ``revoked``: the shuffler refuses the node's token. ``quota_reached``: the node may serve no new
-    users. ``out_of_users``: the batches for which the node has no users left to ask. ``retry_at``:
-    for each batch id, when to ask again after the refusal ``share-exceeded``.
+    users. ``out_of_users``: the batches for which the node has no users left. ``retry_at``: when
+    the node may ask for a batch again after the refusal ``share-exceeded``, by batch id.
     """
 
     credential: Credential
@@ -381,8 +377,7 @@ def _version(file: Path) -> tuple[int, int] | None:
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
     """Returns how many users to name in one lease request, for reports of ``messages`` messages.
 
-    The node's fair share of the free slots is raised to the smallest chunk, or lowered to the
-    largest (`sealing`). The result never exceeds ``free`` or ``users_a_request``.
+    The number is the node's fair share of the free slots, within the sizes of a chunk (`sealing`).
     """
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))

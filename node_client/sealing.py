@@ -1,12 +1,8 @@
-"""Sealing of reports: 99 % of a node's work if reports consist of messages.
+"""Seals reports: 99 % of a node's work if reports consist of messages.
 
-Messages are sealed in a pool of processes. HPKE holds the GIL, so threads do not help. Vectors
-(`common.mechanism.sums`) are masked and sealed in threads. A vector needs only one key agreement,
-and threads need no copy of a large vector. A chunk is several whole reports of one batch,
-`LEAST_CHUNK` to `MOST_CHUNK` messages in all. The users of a chunk share one lease request, one
-write that marks them as asked, and one upload. A chunk is sealed in tasks of about `TASK_MESSAGES`
-messages. A task takes one array of symbols, 4 bytes each, and returns the sealed reports in one
-bytes object.
+Messages are sealed in processes, because HPKE holds the GIL. Vectors (`common.mechanism.sums`) are
+masked and sealed in threads. A vector needs only one key agreement, and threads need no copy of it.
+The users of a chunk share one lease request, one write that marks them as asked, and one upload.
 """
 
 import asyncio
@@ -85,7 +81,7 @@ def seal_reports(keys: SealKeys, reports: Report) -> bytes:
     """Seals every report (reports, entries) to the batch key; returns them concatenated.
 
     Before that, every message is sealed to the analyzer, or every vector is masked under a fresh
-    key from the CSPRNG. A sealed report is 48 bytes longer than its messages or its masked vector.
+    key from the CSPRNG.
     """
     analyzer_key, info, symbols = keys.analyzer_key, keys.message_info, keys.symbols
     if keys.word_bits:

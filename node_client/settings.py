@@ -1,9 +1,7 @@
 """Settings of a node process (``RIFFLE_NODE_...`` variables), and the fields that a node may log.
 
-All settings are checked together at start-up. The log is for the node's own owner: its fields name
-no user, lease or episode. ``detail`` is one line with the text of one of Riffle's own errors
-(`common.protocol.errors.one_line`). Such an error is about a descriptor, a file or an answer of the
-shuffler.
+The fields of the log name no user, lease or episode. ``detail`` is one line of one of Riffle's own
+errors, about a descriptor, a file or an answer of the shuffler.
 """
 
 import os

@@ -1,10 +1,8 @@
-"""The node's half of the shuffler's REST API: bounded answers, strict documents, patient retries.
+"""The node's half of the shuffler's REST API.
 
 A request is retried if the fault is temporary: no connection, no answer, 408, 429, 5xx, or an
-answer that is not the shuffler's. Before retry k, the delay is a random share of base * 2^k, so
-that nodes do not retry in step. An answer's ``Retry-After`` is added to the delay. Any other
-problem document from the shuffler is final: it becomes a `RemoteError` with the same slug. A
-repeated request changes nothing at the shuffler, so a lost answer costs only another request.
+answer that is not the shuffler's. Any other problem document from the shuffler is final, and
+becomes a `RemoteError` with the same slug. A repeated request changes nothing at the shuffler.
 """
 
 import asyncio
@@ -32,7 +30,7 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Delays before retries: before retry k (from 0), uniform in [0, min(cap, base * 2^k)] seconds.
+    """Random delays before retries, so that nodes do not retry in step. Times are in seconds.
 
     ``attempts`` bounds the tries of each call. Uploads have a deadline instead.
     """
@@ -45,7 +43,7 @@ class Backoff:
     clock: Callable[[], float] = time.time
 
     def delay(self, retry: int, floor: float) -> float:
-        """Returns the seconds to wait before a retry: ``floor`` plus a random delay."""
+        """Returns the delay before retry ``retry`` (from 0): ``floor`` plus a random time."""
         most: float = min(self.cap, self.base * 2.0 ** min(retry, 30))
         return floor + self.share() * most
 

@@ -1,34 +1,7 @@
 """Decides whether a node takes part in a batch. Pure: no I/O, no randomness; time is an argument.
 
-A `SignedDescriptor` from the shuffler is accepted when all of this holds, checked in this order:
-
-- its bytes parse strictly: known fields, right types, sizes that agree;
-- the coordinator's pinned key signed those bytes;
-- the shuffler's pinned key signed their digest together with the per-batch key;
-- its batch id is the requested one, and follows from its run and deployment;
-- it names this node's shuffler;
-- it has not expired, will not stay open for longer than the owner allows, and gives an episode no
-  more time than the owner allows;
-- the owner allows its trust model and aggregation, whatever its guarantee is;
-- if it has epochs, they are not shorter than the owner allows, and its own epoch is the current one
-  or the next;
-- its analyzer key is pinned, if the owner pinned any;
-- its environment, X, A and H are this node's, and its reward range covers the environment's;
-- if it declares that all steps are alike, this environment does not declare that they differ;
-- its declared support has every transition that this node's environment declares possible;
-- it has a ``test_seed`` only if the owner allowed the test entry point and the shuffler is on
-  loopback;
-- analyzer key and batch key are X25519 points that give a secret. A low-order point gives no
-  secret, so anybody could open messages sealed to it;
-- the share of its slots that one owner's nodes may hold is no larger than this owner allows;
-- its epsilon is at most the owner's, and the guarantee that it promises is true. Epsilon is
-  recomputed for its trust model from n, noise, padding and counters, at the owner's beta and
-  dishonest fraction. The nodes of one owner might all add no noise. If the batch limits their share
-  of the slots, and the limit is larger than this fraction, epsilon is computed at the limit
-  instead.
-
-Signatures are checked right after parsing, and the costly recomputation comes last. A refusal is a
-`RemoteError` that can be logged: its detail holds only the descriptor's and the owner's numbers.
+docs/protocol.md lists the checks and their order. A refusal is a `RemoteError` that can be logged:
+its detail holds only the descriptor's and the owner's numbers.
 """
 
 from dataclasses import dataclass, field
@@ -85,7 +58,7 @@ def accept(
 ) -> AcceptedBatch:
     """Checks a descriptor against the owner's demands at ``now`` (seconds since 1970, UTC).
 
-    Raises RemoteError for the first broken rule of the list in the module's docstring.
+    Raises RemoteError for the first check that fails.
     """
     data, batch_key = signed.descriptor.encode(), bytes.fromhex(signed.batch_key)
     context = parse(data)
@@ -165,6 +138,7 @@ def _check_declaration(descriptor: BatchDescriptor, declared: Declaration) -> No
 
 
 def _check_point(public_key: bytes, name: str) -> None:
+    """Refuses a point of low order: anybody could open messages that are sealed to it."""
     try:
         _PROBE.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError as error:

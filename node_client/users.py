@@ -1,26 +1,14 @@
 """The users of a node process, and who of them was asked: durable, so nobody is asked twice.
 
-A user is one person, with one episode and one report over all runs, or in each epoch if the owner
-allows epochs. Before a node runs a user's episode, it marks the user as asked, in a synced
-transaction. If the node then crashes, it never asks that user again (with epochs: not before the
-next epoch). The user's lease expires, and the shuffler gives the slot to another user.
+Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If the
+node then crashes, it never asks that user again (with epochs: not before the next epoch).
 
-If the owner has a ledger (`node_client.ledger`), a user is asked only if the report fits into their
-lifetime limit. The report is charged before the user is marked as asked.
+The file of users and the shuffler know a user by `opaque_id`. Without the owner's key, nobody can
+compute these ids, so nobody can test whether a person took part, or take that person's place.
 
-The node's owner lists the users of each node by the owner's own ids, such as e-mail addresses. The
-file of users and the shuffler know a user by `opaque_id`. Without the owner's key, nobody can
-compute these ids, so nobody can test whether a person took part, or take that person's place. With
-another key, everybody would be a new user. The file has a digest of the key, so that another key is
-refused.
-
-Simulated users have invented ids (16 bytes from the system's CSPRNG). One person could be asked
-under several invented ids, so these ids are for simulations and tests only.
-
-Each process has one SQLite file and locks it, so that no two processes share users. Every method
-that reads or writes raises LocalError ``unavailable``, and changes nothing, if the file cannot be
-used (the disk is full, say). Commits wait for the disk, so an event loop calls these methods in a
-thread.
+Each process locks its SQLite file, so that no two processes share users. Every method that reads or
+writes raises LocalError ``unavailable``, and changes nothing, if the file cannot be used. Commits
+wait for the disk, so an event loop calls these methods in a thread.
 """
 
 import hmac
@@ -63,9 +51,8 @@ class Users:
 
     ``listed`` maps node ids to user ids, or is None if users are simulated or named by an app.
     ``key`` is the key of `opaque_id`. ``ledger`` is the owner's ledger, if people have a lifetime
-    limit. The column ``barred_until`` is the `bars_until` of the user's last batch, or 0. Raises
-    LocalError ``unavailable`` if another process uses the file or a newer Riffle wrote it, and
-    ``wrong-state`` if the file belongs to another key.
+    limit. Raises LocalError ``unavailable`` if another process uses the file or a newer Riffle
+    wrote it, and ``wrong-state`` if the file belongs to another key.
     """
 
     def __init__(
@@ -107,7 +94,8 @@ class Users:
     ) -> list[str]:
         """Returns up to ``count`` users of a node who may be asked for a batch.
 
-        Invents simulated users as needed.
+        If users are simulated, invents ids as needed. One person could be asked under several such
+        ids.
         """
         users = self._waiting(node, count, charge)
         while self.ledger and (over := {*users} - {*self.ledger.affordable(users, charge)}):

@@ -1,14 +1,10 @@
 """Gymnasium environments with discrete spaces, as environments of a node.
 
-The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the n
-values of the observation space and one absorbing state, for episodes that terminate or are
-truncated early. A Gymnasium environment has its own random generator. `reset` seeds this generator
-with 64 bits from its argument ``randomness``. Test runs pass keyed streams, so they are
-reproducible; runs of a deployed node are not.
+The library is optional and imported only for ids of the form ``gymnasium:<id>``. States are the
+values of the observation space and one absorbing state, for episodes that end early.
 
 Some environments, such as Gymnasium's toy texts, publish a table: ``initial_state_distrib`` and
-``P[x][a]``, a list of (probability, x', reward, terminated). The MDP of such an environment is
-known.
+``P[x][a]``, a list of (probability, x', reward, terminated).
 """
 
 import importlib
@@ -46,7 +42,7 @@ class GymnasiumEnvironment:
         return _unwrapped(self._env)
 
     def reset(self, randomness: Randomness) -> int:
-        """Seeds the environment and begins an episode."""
+        """Begins an episode. Gymnasium's own generator gets a seed from ``randomness``."""
         observation, _ = self._env.reset(seed=int.from_bytes(randomness.read(8), "little"))
         return int(observation) - int(self._states.start)
 

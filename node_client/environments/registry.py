@@ -1,18 +1,11 @@
 """Environments by id: ``make("RiverSwim-v0", states=4, horizon=6)``.
 
-- ``Name-v0`` is one of Riffle's own environments, or one from another package. That package has an
-  entry point in the group ``riffle.environments``: a callable that returns an `Environment`.
+- ``Name-v0`` is one of Riffle's own environments, or another package's entry point in the group
+  ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
 - ``file.py:make`` is a callable ``make`` in a Python file, which returns an `Environment`. The
   parameter ``folder`` (default: the working directory) names the file's folder, so that the id does
   not reveal it.
-
-The sizes ``states``, ``actions`` and ``horizon`` may be given for every id. If an environment's
-sizes are fixed, the given sizes must equal them.
-
-An external environment comes from another package, a Python file or a Python object. `make` checks
-such an environment, and reports a mistake in one line. If `reset` or `step` raises an error later,
-the episode fails (`node_client.episode`).
 """
 
 import importlib
@@ -63,9 +56,8 @@ def make(reference: object, **values: Parameter | None) -> Environment:
     ``reference`` is an id. Simulations may instead give an environment with Riffle's or Gymnasium's
     interface, or a function or class that makes such an environment.
 
-    Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, or if this
-    environment has other sizes. For an unknown name, the detail gives the most similar known name.
-    The same error reports a mistake in an external environment; its detail names the line.
+    Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, if this
+    environment has other sizes, or if an external environment has a mistake.
     """
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(reference, str):

@@ -1,22 +1,10 @@
 """The interface of a node's environments, and Riffle's own environments: MDPs and a bandit.
 
-An environment has X states, A actions and a horizon H, and declares the range of its rewards. The
-node scales a reward to [0, 1] and draws a bit with this mean (`node_client.episode`). If episodes
-can end early, the environment declares one absorbing state, the last of its X states. After an
-early end, the user stays there, with zero reward, for the rest of the horizon.
+If episodes can end early, the environment declares one absorbing state, the last of its X states.
+After an early end, the user stays there, with zero reward, for the rest of the horizon.
 
-An environment draws only from the randomness that its caller gives. Deployed nodes give the
-system's CSPRNG. The test entry point and the simulator give keyed streams.
-
-- RiverSwim-v0: a swimmer in a row of states (Osband et al. 2013; paper 000, Fig. 5).
-- Bandit-v0: the multi-armed bandit of paper 000, section VI (X = 1, H = 1). Each user's mean reward
-  of an arm varies around the arm's global mean.
-- SpectrumAccess-v0: dynamic spectrum access, the application that paper 000 opens with.
-- RandomMDP-v0: an MDP drawn from a seed, for tests and sweeps.
-- LayeredMDP-v0: a loop-free layered MDP drawn from a seed (paper 004, section 2.1).
-- File-v0: an MDP from a JSON file.
-
-The same seed and sizes give the same environment on every machine.
+An environment draws only from the randomness that its caller gives. The same seed and sizes give
+the same environment on every machine.
 """
 
 from collections.abc import Sequence
@@ -197,9 +185,7 @@ REWARD_LEFT, REWARD_RIGHT = 0.005, 1.0
 def riverswim(X: int = 4, H: int = 6) -> TabularMDP:
     """Returns RiverSwim with X states in a row and horizon H (Osband et al. 2013; 000, Fig. 5).
 
-    A swimmer starts at the left end. "Left" always succeeds. "Right" moves right with probability
-    .35, stays with .6 and slips left with .05. At the left end, "right" moves right with
-    probability .6. At the right end, "right" slips left with probability .4. At the left end,
+    A swimmer starts at the left end. "Left" always succeeds, and "right" may fail. At the left end,
     "left" earns .005. At the right end, "right" earns 1. For X=4, H=6 the optimal value is
     0.475791, and always-left earns 0.03. Raises ValueError if X is below two.
     """
@@ -230,11 +216,7 @@ def global_means(arms: int, seed: int) -> Floats:
 
 
 def clipped_mean(means: Floats, sigma: float) -> Floats:
-    """Returns E[clip(m + xi, 0, 1)], xi ~ N(0, sigma^2), for every mean m in [0, 1] (A,).
-
-    The result is m (Phi(v) - Phi(-u)) + sigma (phi(u) - phi(v)) + 1 - Phi(v). Here u = m / sigma, v
-    = (1 - m) / sigma, and Phi is the standard normal law with density phi.
-    """
+    """Returns E[clip(m + xi, 0, 1)], xi ~ N(0, sigma^2), for every mean m in [0, 1] (A,)."""
     if sigma == 0:
         return means.copy()
     u, v = means / sigma, (1 - means) / sigma
@@ -247,12 +229,10 @@ def _density(z: Floats) -> Floats:
 
 
 class BanditEnvironment:
-    """A bandit with one pull per user; a user's means are r(a) = r*(a) + xi(a), xi ~ N(0, sigma^2).
+    """A bandit with one pull per user; a user's means are r*(a) + xi(a), xi ~ N(0, sigma^2).
 
-    xi is drawn for every user and arm; the reward bit is Bernoulli(clip(r(a), 0, 1)). For a random
-    user, the bit's mean is E[clip(r*(a) + xi, 0, 1)]. `mdp` has this mean for every arm, and V* is
-    the largest of these means. Raises ValueError if there is no arm, a mean is outside [0, 1], or
-    sigma < 0.
+    xi is drawn for every user and arm, and the sum is clipped to [0, 1]. `mdp` has an arm's mean
+    over all users. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -286,15 +266,12 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
     Each channel c follows a Gilbert-Elliott chain: if idle, it turns busy with probability b_c; if
     busy, it turns idle with probability g_c. The radio senses all channels, is tuned to one, and
     chooses one for the next slot. The radio transmits if the chosen channel is idle in that slot.
-    If the radio has to retune, it loses half of the slot. A choice has a cost now and an effect
-    later, so a good policy must plan.
+    If the radio has to retune, it loses half of the slot.
 
-    State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy. After
-    action a, the radio is tuned to a, and the channels change independently of each other. The mean
-    reward r(x, a) is the probability that channel a is idle in the next slot. If a is not the tuned
-    channel, the mean reward is half of this probability. At the start the radio is tuned to channel
-    0 and every channel has its stationary law. Raises ValueError for fewer than 2 or more than 6
-    channels.
+    State x = tuned * 2^C + occupancy, where bit c of the occupancy is 1 if channel c is busy. The
+    mean reward is the part of the next slot that the radio can use. At the start the radio is tuned
+    to channel 0 and every channel has its stationary law. Raises ValueError for fewer than 2 or
+    more than 6 channels.
     """
     if not 2 <= channels <= MAX_CHANNELS:
         raise ValueError(f"SpectrumAccess needs 2 to {MAX_CHANNELS} channels, not {channels}")
@@ -339,10 +316,9 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
     """Draws an MDP with layers of states: step h leads from layer h to layer h + 1.
 
     ``widths`` is (X_0, ..., X_H): layer h has X_h states, and X_0 = X_H = 1. P_h(. | x, a) ~
-    Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). States are numbered from 0 in
-    every layer, and X = max X_h. A state that a layer does not have is never reached; in the
-    arrays, such a state leads to state 0. Raises ValueError if the first or the last width is not
-    1, or any width is below 1.
+    Dirichlet(1, ..., 1) over layer h + 1, r_h(x, a) ~ Uniform(0, 1). Every layer has X = max X_h
+    rows in the arrays. Rows of states that do not exist lead to state 0. Raises ValueError if the
+    first or the last width is not 1, or any width is below 1.
     """
     if len(widths) < 2 or min(widths) < 1 or widths[0] != 1 or widths[-1] != 1:
         raise ValueError(f"layers must have sizes such as (1, 3, 3, 1), not {widths}")
@@ -361,8 +337,7 @@ def layered_mdp(widths: tuple[int, ...], actions: int, seed: int) -> TabularMDP:
 class MDPDocument(Document):
     """An MDP's file: an object of nested lists ``P`` (H, X, A, X), ``r`` (H, X, A) and ``d1`` (X,).
 
-    With ``horizon``, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step. Unknown fields
-    are refused. `TabularMDP` checks shapes and sums.
+    With ``horizon``, ``P`` (X, A, X) and ``r`` (X, A) are repeated at every step.
     """
 
     horizon: int | None = Field(default=None, ge=1, le=MAX_HORIZON)
