@@ -1,28 +1,16 @@
 """Runs the two algorithms of paper 004 against oblivious adversaries: `run`.
 
-The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. After episode k the
-learner receives private sums of visits and transitions. With full information (UC-O-REPS), the
-learner also receives private sums of all losses. With bandit feedback (UOB-LBPS), the learner also
-receives the noisy losses of the episode's own steps. Regret is exact (Eq. 2.2): it is computed from
-policies, not from played episodes. At checkpoint k, regret is sum_{i<=k} <q^{P,pi_i}, l_i> minus
-the least loss of any fixed policy on l_1 + ... + l_k. Here q^{P,pi} is the occupancy measure of
-policy pi. Backward induction finds the least loss.
+The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. UC-O-REPS has full
+information: after an episode, it receives private sums of all losses. UOB-LBPS has bandit feedback:
+it receives the noisy losses of the episode's own steps. Regret is exact (Eq. 2.2): it is computed
+from policies, not from played episodes.
 
-Privacy is `none`, `central` (JDP) or `local` (LDP). `central` uses the Binary Mechanism for counts,
-its variant in Algorithm 4 for full-information losses, and plain noise for bandit losses
-(Lemma 5.6). There are two calibrations.
+Privacy is `none`, `central` (JDP) or `local` (LDP). The calibration `paper` has the noise that
+paper 004 states, Lap(3H/epsilon) for each family. This noise does not give the stated epsilon
+(docs/corrections.md); `guarantee` returns the true epsilon. The calibration `correct` gives 2/3 of
+(epsilon, beta) to the counts and 1/3 to the losses, each with the least noise for its sensitivity.
 
-`paper` takes paper 004 literally: Lap(3H/epsilon) for each family. A tree multiplies the scale by
-its number of levels. The noise of `paper` does not give the stated epsilon (docs/corrections.md).
-The true epsilon is the stated epsilon times Delta_1 / (3H), where Delta_1 is the L1 sensitivity.
-Delta_1 is 6H under bandit feedback, and 4H + XA under full information with XA pairs.
-
-`correct` gives 2/3 of (epsilon, beta) to the counts and 1/3 to the losses. Counts and losses each
-get the least noise for their sensitivity (Laplace or analytic Gaussian). Together they compose to
-(epsilon, beta)-DP.
-
-Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose). The
-purposes are "LayeredMDP-v0", "losses", "episodes", "counts-noise", "losses-noise".
+Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose).
 """
 
 from __future__ import annotations
@@ -91,7 +79,10 @@ def run(case: Case) -> SeedResult:
 def regret_curve(
     layers: Layers, P: FloatArray, policies: FloatArray, losses: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns checkpoints (C,) and exact regret (C,). Policies and losses are (K, H, W, A)."""
+    """Returns C checkpoints and the exact regret at each. Policies and losses are (K, H, W, A).
+
+    At checkpoint k, the best fixed policy is the one with the least loss on l_1 + ... + l_k.
+    """
     K = len(policies)
     suffered = np.cumsum((state_action(P, policies) * losses).sum(axis=(1, 2, 3)))
     totals = np.cumsum(losses, axis=0)
@@ -127,10 +118,7 @@ def learn(
 
 
 def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Plays one episode under P; returns its transitions as zeros and ones (H, W, A, W).
-
-    Draws two uniforms per step, one for the action and one for the next state.
-    """
+    """Plays one episode under P; returns its transitions as zeros and ones (H, W, A, W)."""
     visited, x = np.zeros(P.shape), 0
     for h, (u, w) in enumerate(generator.random((len(policy), 2)).tolist()):
         a = _choice(policy[h, x], u)
@@ -141,10 +129,7 @@ def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> F
 
 
 def _choice(probabilities: FloatArray, uniform: float) -> int:
-    """Returns the first index at which the sum of probabilities so far exceeds a uniform draw.
-
-    If no earlier index qualifies, returns the last index.
-    """
+    """Returns the first index at which the sum of probabilities exceeds a draw, or the last."""
     *head, _ = accumulate(probabilities.tolist())
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
@@ -202,9 +187,8 @@ def _sums(
 class Channel:
     """The Privatizer of a case. Noise is added to cells that exist, not to padding.
 
-    E bounds the error of counts. N(x,a) and N(x,a,x') form one stream of T = K - 1 contributions.
-    Under full information the losses form a stream of sums, too; under bandit feedback each
-    episode's losses get their own noise.
+    N(x,a) and N(x,a,x') form one stream of K - 1 contributions. With full information, the losses
+    form a stream of sums, too. With bandit feedback, each episode's losses get their own noise.
     """
 
     def __init__(

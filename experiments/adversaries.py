@@ -1,8 +1,7 @@
 """Cases of adversarial runs. A case sets algorithm, guarantee, layered MDP and losses.
 
 The MDP is LayeredMDP-v0, drawn from each run's seed, or any environment with a known MDP. A known
-MDP is the same for every seed, and is unrolled in time: the same state at two steps becomes two
-states.
+MDP is unrolled in time: the same state at two steps becomes two states.
 """
 
 from dataclasses import dataclass, fields
@@ -34,10 +33,10 @@ PHASES = 4
 class Case:
     """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records all fields.
 
-    The algorithm `uniform` plays actions at random. `scale` multiplies the width beta of Eq. 3.1
-    (paper 004 has 1). If `eta` is None, the run uses the theorem's eta. `estimator` is the form of
-    Eq. 4.1 that UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are
-    for any other environment. `own` is the environment if it is a Python object. Raises LocalError
+    The algorithm `uniform` plays actions at random. `scale` multiplies the width beta of Eq. 3.1.
+    If `eta` is None, the run uses the theorem's eta. `estimator` is the form of Eq. 4.1 that
+    UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are for any other
+    environment. `own` is the environment if it is a Python object. Raises LocalError
     ``invalid-spec`` if a name is unknown or a number out of range.
     """
 
@@ -107,9 +106,9 @@ def world(case: Case) -> LayeredWorld:
 def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
     """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
-    The adversary `stochastic` draws the means once, and `switching` draws new means for each of
-    PHASES equal phases. With `drifting`, the means move linearly from a first draw to a second.
-    With `rewards`, the means are one minus the MDP's mean rewards.
+    The means of `stochastic` are drawn once. Those of `switching` are drawn for each of `PHASES`
+    equal phases. Those of `drifting` move linearly from a first draw to a second. Those of
+    `rewards` are one minus the MDP's mean rewards.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *world.decisions.shape)

@@ -1,11 +1,8 @@
 """Simulates UCBVI and its private variants, and returns the regret curve: `run`.
 
-All of these learners plan before every episode and update after it, so a compiled loop runs one
-user at a time (`ucbvi`). `coordinator.learning.ucbvi_parameters` describes the algorithm. Regret is
-exact pseudo-regret.
-
-Draws have the key (seed, "episodes") for the environment and (seed, "noise") for the Privatizer.
-All noise here is seeded and only simulates the mechanisms, so it protects nobody.
+These learners plan before every episode and update after it, so a compiled loop runs one user at a
+time. `coordinator.learning.ucbvi_parameters` describes the algorithm. Regret is exact
+pseudo-regret. All noise is seeded, so it protects nobody.
 """
 
 import math

@@ -1,12 +1,8 @@
 """Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as in a seeded
-run over the network. A networked run with the same spec, run id and test seed therefore has the
-same private counts in each batch. The order in which reports arrive does not matter. The simulation
-needs no transition probabilities, so it can run every environment of a node. The time grows with K.
-
-Seed 0 uses the spec's own seeds: the services would do the same run with this spec and run id. Seed
-s adds s to the spec's seeds.
+Each report is made by the node's own code. Draws are keyed by (run, batch, slot), so a networked
+run with the same spec, run id and test seed has the same private counts in each batch. Seed s adds
+s to the spec's seeds. The simulation can run every environment of a node. The time grows with K.
 """
 
 import time
@@ -46,8 +42,8 @@ PROGRESS_EVERY = 1_000
 class Users:
     """The users of a run, one after another, and the outcomes of their episodes.
 
-    ``failure`` is the error of the first failed episode, in one line; a node would report only how
-    many episodes failed. ``rewards`` sums the reward bits of episodes that did not fail.
+    ``failure`` is the error of the first failed episode, in one line. ``rewards`` sums the reward
+    bits of episodes that did not fail.
     """
 
     def __init__(

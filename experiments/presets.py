@@ -1,10 +1,7 @@
 """The two preset runs of Riffle, and runs that differ from them in some respects.
 
-Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6) at epsilon = 1, beta =
-1e-5. Both presets count one symbol per step (`joint`), which takes the fewest messages. RiverSwim
-declares its possible transitions, and that all steps are alike, so private counts are pooled over
-steps. ``demo`` has K = 10,000, enough to end near the optimum (docs/demo.md). ``riverswim`` has K =
-20,000, as paper 000 does.
+Both presets are RiverSwim-v0 as in paper 000, section VI (X=4, A=2, H=6). ``demo`` has K = 10,000,
+enough to end near the optimum (docs/demo.md). ``riverswim`` has K = 20,000, as paper 000 does.
 """
 
 import re
@@ -107,14 +104,14 @@ def customize(
 ) -> Preset:
     """Returns a preset with another learner, environment, or fields of the spec.
 
-    Sizes, rewards, start and declared structure come from the environment itself. With the papers'
-    constants, nothing counts as declared. ``parameters`` are for the environment. ``options``
-    replace constants of the learner; the options ``homogeneous`` and ``support`` change the
-    declaration. ``changes`` are fields of the spec, and None leaves a field as it is. A learner or
-    environment may be in a file, as ``path/file.py:name``, or a Python object.
+    ``parameters`` are for the environment. ``options`` replace constants of the learner; the
+    options ``homogeneous`` and ``support`` change the declaration. ``changes`` are fields of the
+    spec, and None leaves a field as it is. A learner or environment may be in a file, as
+    ``path/file.py:name``, or a Python object. With the papers' constants, nothing counts as
+    declared.
 
-    If a value is out of range, raises ValueError with the name of the field. If the environment
-    does not exist or refuses a parameter, raises LocalError ``invalid-spec``.
+    Raises ValueError, with the field's name, if a value is out of range. Raises LocalError
+    ``invalid-spec`` if the environment does not exist or refuses a parameter.
     """
     environment_id, own_parameters = _environment(environment, base)
     chosen_parameters = own_parameters | dict(parameters)

@@ -2,11 +2,8 @@
 
     regret = sum over deployments of n (V* - V^mixture).
 
-The optimal value V* comes from backward induction, and a mixture's value is the weighted mean of
-its policies' values. Realised rewards are not used, so the only randomness is the learner's choice
-of policies.
-
-Bands are two-sided 95 % Student t intervals of means over seeds, at each point.
+Realised rewards are not used, so the only randomness is the learner's choice of policies. Bands are
+two-sided 95 % Student t intervals of means over seeds, at each point.
 """
 
 import math
@@ -118,12 +115,13 @@ class SeedResult:
     """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
     `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`
-    says that an optimal policy is active at the end, and `eliminated` that some policy is not. For
-    learners without an active set, both flags are None. If the environment's probabilities are
-    unknown, regret and values are NaN. For the learners of paper 004, values are NaN, too, and
-    `policy_switches` is None, because these learners change policy in every episode. Only these
-    learners have `uniform_regret`, the regret of uniform play. `reward_mean`, `episodes_failed` and
-    `first_failure` are set only in runs user by user (`per_user`).
+    says that an optimal policy is active at the end, and `eliminated` that some policy is not. Both
+    are None for learners without an active set. Regret and values are NaN if the environment's
+    probabilities are unknown.
+
+    For the learners of paper 004, values are NaN, `policy_switches` is None, and `uniform_regret`
+    is the regret of uniform play. `reward_mean`, `episodes_failed` and `first_failure` are set only
+    in runs user by user (`per_user`).
     """
 
     seed: int

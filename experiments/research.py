@@ -1,9 +1,8 @@
 """The simulator for Python: ``riffle.simulate``, ``riffle.sweep`` and their results.
 
-``simulate`` and ``sweep`` work in notebooks and in scripts, with or without a main guard. An
-environment is a name, an object with Riffle's or Gymnasium's interface, or a function or class that
-makes such an object. A learner is a name or a class, such as a subclass of `OwnLearner`. Each may
-come in a pair with its parameters: ``("RiverSwim-v0", {"states": 6})``.
+An environment is a name, an object with Riffle's or Gymnasium's interface, or a function or class
+that makes such an object. A learner is a name or a class, such as a subclass of `OwnLearner`. Each
+may come in a pair with its parameters: ``("RiverSwim-v0", {"states": 6})``.
 """
 
 from __future__ import annotations
@@ -323,9 +322,11 @@ def sweep(
 
     Each argument is as for `simulate`, or a list of such arguments. A dictionary of environments or
     learners gives them labels. ``out`` is a folder that stores each finished run: a repeated call
-    goes on after an interruption, and calls with one folder share runs. ``address`` is the
-    scheduler of a Dask cluster that computes the runs. Raises the errors of `simulate`, but a batch
-    that is too small for the guarantee is only a gap in the table.
+    goes on after an interruption. ``address`` is the scheduler of a Dask cluster that computes the
+    runs.
+
+    Raises the errors of `simulate`, but a batch that is too small for the guarantee is only a gap
+    in the table.
     """
     figure = grid(env, learner, epsilon, episodes, trust, beta)
     jobs = [(run, seed) for run in figure.runs for seed in _seeds(seeds)]

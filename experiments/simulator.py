@@ -1,15 +1,8 @@
 """Simulates a population exactly by its counts, so a batch takes the same time for any n.
 
-Users are exchangeable, so it is enough to count users by (policy, state) at each step. Policies are
-drawn multinomially from the mixture, start states from their law d1. At every step, given how many
-users of policy m are in x, their next states are multinomial with P_h(. | x, pi_m(x)). A reward bit
-depends only on (x, a). If N_h(x, a, x') users move from x to x' by action a, the sum of these
-users' reward bits is Binomial(N_h(x, a, x'), r_h(x, a)). Noise has the law of n users' noise (in
-the shuffle model, Binomial(n * bits, p)) or of the coordinator's draw (`noisy_counts`). The result
-therefore has exactly the law of n users' counts, except for noise that overflows a report's
-padding. The accountant includes the probability of an overflow in beta.
-
-Draws are keyed by (seed, batch), never by order of evaluation.
+Users are exchangeable, so it is enough to count users by (policy, state) at each step. The result
+has exactly the law of n users' counts, except for noise that overflows a report's padding. The
+accountant includes the probability of an overflow in beta.
 """
 
 from collections.abc import Callable
@@ -60,8 +53,8 @@ def run_batches(
 ) -> Run:
     """Runs a learner to its end.
 
-    ``count`` takes a deployment and its number, and returns the private counts and the number of
-    messages of a report.
+    ``count`` takes the number of a deployment and the deployment. It returns the private counts and
+    the number of messages of a report.
     """
     deployments: list[Deployment] = []
     stages: list[StageResult] = []
@@ -126,11 +119,7 @@ def private_counts(
 
 
 def noisy_counts(counts: Ints, n: int, noise: BatchNoise, generator: np.random.Generator) -> Ints:
-    """Draws the analyzer's counts (C,), with their exact law, given the true counts of n users.
-
-    With flips, a counter has Binomial(c, 1 - f) + Binomial(n - c, f) ones if c of n users increment
-    it.
-    """
+    """Draws the analyzer's counts (C,), with their exact law, given the true counts of n users."""
     match noise:
         case Noise():
             return counts + generator.binomial(n * noise.bits, noise.p, size=counts.shape)

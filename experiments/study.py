@@ -2,8 +2,7 @@
 
 The services' learners run on the population-level simulator (`simulator`). Learners that plan
 before every episode (UCBVI and its private variants) run through `per_episode`. The learners of
-paper 004 run through `adversarial`. Neither kind sends messages. A seed keys the population's draws
-of one run. The learner's own draws use the spec's seed plus this seed.
+paper 004 run through `adversarial`.
 """
 
 import time
@@ -55,9 +54,9 @@ CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")  # of paper
 def run_seed(chosen: Preset, seed: int) -> SeedResult:
     """Runs one seed on the simulator that the learner needs.
 
-    If the environment has no known MDP or an option is not valid, raises LocalError
-    ``invalid-spec``. Raises RemoteError ``invalid-spec`` or ``batch-too-small`` if the coordinator
-    would raise it.
+    Raises LocalError ``invalid-spec`` if the environment has no known MDP or an option is not
+    valid. Raises RemoteError ``invalid-spec`` or ``batch-too-small`` if the coordinator would raise
+    it.
     """
     started, spec = time.perf_counter(), chosen.spec
     if spec.learner in ADVERSARIAL:
@@ -184,9 +183,9 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
 def case_of(chosen: Preset, seed: int = 0) -> Case:
     """Returns the case of a run of paper 004's learners, from its spec and `CASE_OPTIONS`.
 
-    LayeredMDP-v0 is drawn from the run's seed. In any other environment, the option `adversary` is
-    `rewards` by default: a loss's mean is one minus the mean reward. Raises LocalError
-    ``invalid-spec`` if an option is unknown or out of range, or the environment has no known MDP.
+    In any environment but LayeredMDP-v0, the option `adversary` is `rewards` by default. Raises
+    LocalError ``invalid-spec`` if an option is unknown or out of range, or the environment has no
+    known MDP.
     """
     spec, layered = chosen.spec, chosen.spec.environment == LAYERED
     for name in sorted(spec.options.keys() - set(CASE_OPTIONS)):

@@ -1,11 +1,8 @@
 """Runs with many seeds, on this machine's cores or a Dask cluster, with results kept on disk.
 
 A job is a (`Run`, seed). The seed keys its draws, so every backend and every order of jobs gives
-the same results. Long runs start first, so that all cores finish at about the same time. `Rows`
-holds the results: one line of JSON for each job, appended when the job ends. A row names the code
-that made it, and a sweep refuses to mix rows of different code. If a crash cut the last line short,
-the line is dropped and its job runs again. A run's key depends on the caller's own code, in the
-version that was loaded. A worker with another version of the caller's code refuses the job.
+the same results. `Rows` holds the results: one line of JSON for each job, appended when the job
+ends. A row names the code that made it, and a sweep refuses to mix rows of different code.
 
 joblib runs the jobs, because its processes need no main guard and accept classes that a notebook
 defines.
@@ -56,8 +53,7 @@ class Run:
     """A run without its seed. epsilon is None without privacy; `options` are for the learner.
 
     Learner and environment are names, references to files, or Python objects. With `declared`, the
-    learner uses the structure that the environment declares, as on the services. Without it, the
-    learner knows of no structure, like the papers' learners.
+    learner uses the structure that the environment declares, as on the services.
     """
 
     learner: str | Constructor
@@ -240,9 +236,8 @@ class Backend:
 def compute(run: Run, seed: int) -> SeedResult:
     """Computes a run with one seed: by population or, if the MDP is not known, user by user.
 
-    Raises:
-        RiffleError, ValueError: the run is refused (unknown learner, batch too small).
-        LocalError: ``wrong-state``: learner's or environment's code changed after the run was made.
+    Raises RiffleError or ValueError if the run is refused. Raises LocalError ``wrong-state`` if the
+    code of learner or environment changed after the run was made.
     """
     parts = (run.learner, run.environment)
     files = any(isinstance(part, str) and is_file_reference(part) for part in parts)
@@ -276,9 +271,8 @@ def execute(key: str, job: Job) -> Row:
 def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[Row], None]) -> None:
     """Computes the jobs missing from `rows` and appends each result as its job ends.
 
-    If the rows were made by other code than this process has, or a worker has other code, raises
-    LocalError ``wrong-state``. If a package is missing or the Dask scheduler does not answer,
-    raises LocalError ``unavailable``.
+    Raises LocalError ``wrong-state`` if the rows or a worker have other code than this process.
+    Raises LocalError ``unavailable`` if a package is missing or the Dask scheduler does not answer.
     """
     # This process makes the keys: a worker cannot read the source of a notebook's class.
     keys = {id(run): run.key for run, _ in jobs}

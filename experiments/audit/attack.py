@@ -3,8 +3,7 @@
 By the Neyman-Pearson lemma, no test of a given size beats the likelihood ratio of the true model.
 Let the data of all users except user 0 be fixed, and let base_i be their count on cell i. User 0
 adds one to every up cell in the first population, and to every down cell in the second (`world`).
-The noise on each cell is independent and Binomial(N, p), with mass function b. The score of counts
-y is
+The noise on each cell is Binomial(N, p), with mass function b. The score of counts y is
 
     sum over up cells i   of log b(y_i - base_i - 1) - log b(y_i - base_i)
     + sum over down cells of log b(y_i - base_i)     - log b(y_i - base_i - 1).
@@ -12,18 +11,14 @@ y is
 The score ignores padding and the permutation. A second distinguisher, `head`, looks for a
 permutation that does not move the first report.
 
-**From scores to bounds.** Let P and Q be the laws of the views of the two populations, in either
-order. (epsilon, beta)-DP means P(E) <= e^epsilon Q(E) + beta for every event E. A score is large
-where P is likelier. The events are "score >= t" for a threshold t and, with P and Q exchanged,
-"score <= t". A tuning sample chooses the event with the largest bound. A fresh sample gives
-Clopper-Pearson bounds: p below P(E), and q above Q(E). Then
+Let P and Q be the laws of the views of the two populations, in either order. (epsilon, beta)-DP
+means P(E) <= e^epsilon Q(E) + beta for every event E. The events here are scores above or below a
+threshold. A tuning sample chooses one event for epsilon and one for beta. A fresh sample then gives
+Clopper-Pearson bounds, p below P(E) and q above Q(E), so that
 
     epsilon >= log((p - beta) / q),    and at the claimed epsilon, beta >= p - e^epsilon q.
 
-The tuning sample chooses one event for epsilon and one for beta. Each event has a bound p and a
-bound q, so there are four one-sided bounds. Each bound fails with probability at most error / 4, so
-all four hold with probability at least 1 - error. The choice of events costs no confidence, because
-the bounds use fresh trials. Any score gives valid bounds, but a bad score gives weak ones.
+Each of the four one-sided bounds fails with probability at most error / 4.
 """
 
 import math
@@ -292,9 +287,8 @@ def log_ratios(N: int, p: float) -> FloatArray:
 def agreement(world: World, pair: Pair, trials: int) -> float:
     """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
 
-    The deployed analyzer opens the sealed trials. For each population, a chi-square test compares
-    the scores, in bins between the deciles of ``pair``. A Bonferroni factor of two combines the two
-    tests.
+    For each population, a chi-square test compares the scores, in bins between the deciles of
+    ``pair``. A Bonferroni factor of two combines the two tests.
     """
     start = 1 << 32
     sealed = [

@@ -1,27 +1,17 @@
 """Attacks two encodings that do not protect users: one envelope a report, one number a counter.
 
-**One envelope.** Reports are permuted as whole units, so the analyzer sees an anonymous vector for
-each user. The noise is Riffle's, calibrated for the multiset of all messages, and reports come from
-the product's encoder. The only difference is that the shuffle keeps a report's messages together.
-Each vector therefore has only one user's noise, 1/n of the noise that the proof needs. Let g(v | e)
-be the probability of one vector v given its user's episode e. User 0 has e or e', and all other
-users have e'. The likelihood ratio of the two populations is
+**One envelope.** The shuffle keeps a report's messages together, so the analyzer sees an anonymous
+vector for each user. Each vector has only 1/n of the noise that the proof needs. Let g(v | e) be
+the probability of one vector v given its user's episode e. User 0 has e or e', and all other users
+have e'. The likelihood ratio of the two populations is
 
     mean over the n vectors v of g(v | e) / g(v | e').
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
-noise, one number for each counter. If n exceeds the papers' tau, the noise is one bit that is 1
-with probability tau / 2n. If n is at most tau, the noise is the number of ones among m = ceil(tau /
-n) fair bits. The analyzer receives the permuted numbers of each counter. The largest possible
-number is 2 if n > tau, and m + 1 if n <= tau. A user sends it only if the user's bit and all noise
-bits are 1. If all other users have bit 0, this number exposes the user. A user with bit 1 is
-exposed with probability tau / 2n if n > tau, and 2^-m if n <= tau. No finite epsilon covers this
-event.
-
-The product cannot run this encoding, so the views are drawn from their exact law: one multinomial
-draw for all other users' numbers, and one draw for user 0's number. Let f be the noise's mass
-function. The likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over
-all n numbers z. If one of the n numbers is the largest possible number, the ratio is infinite.
+noise, one number for each counter. If all other users have bit 0, the largest possible number
+exposes a user with bit 1. No finite epsilon covers this event. The product cannot run this
+encoding, so the views are drawn from their exact law. Let f be the noise's mass function. The
+likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n numbers.
 """
 
 import math
@@ -68,7 +58,7 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
 def _log_mean(world: World, v: Ints) -> FloatArray:
     """Returns the log of the mean of g(v | e) / g(v | e'), (trials,), within [-CERTAIN, CERTAIN].
 
-    A vector that no user with e' can send must be user 0's, and the ratio is then infinite.
+    A vector that no user with e' can send must be user 0's.
     """
     up, down = world.cells()
     bits = world.noise.bits

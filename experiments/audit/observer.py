@@ -1,14 +1,9 @@
 """Guesses users' data from what leaves their devices, without any key.
 
-An observer sees every report's size, time and place in the order. Here the observer gets more than
-a network would show: the time to make each report, from episode to frame. The process itself
-measures this time. A fair coin gives each user one of two episodes that differ as much as possible.
-The first episode stays in the first state with every reward 1. The second episode stays in the last
-state without rewards. The observer knows the data of the first third of the batch and fits rules to
-these users. Each feature gives a rule: guess the data that most known users in the same decile of
-this feature have. Fisher's linear discriminant on all features is one more rule. The second third
-chooses the rule that guesses best, and the last third tests it. A random guess is right with
-probability 1/2, and the test is exact (binomial).
+A fair coin gives each user one of two episodes that differ as much as possible. The observer sees
+every report's size, its place in the order and the time to make it, which is more than a network
+would show. The observer knows the data of the first third of the users and fits rules to them. The
+second third chooses the rule that guesses best, and the last third tests it.
 
 Reports have real seals. If ``padded`` is false, the same code runs without padding, to test whether
 the observer can see anything at all.

@@ -1,13 +1,10 @@
 """Runs trials: the product's code from a user's slot to the analyzer's count.
 
-The parts are called as deployed: episode and encoding, seals and frames, the shuffle and the count.
 If the setting has no seed, noise and permutation come from the system's CSPRNG.
 
 An audit can run 1e5 trials because `identity_seals` replaces encryption by a seal that hides
 nothing and costs nothing. The guarantee against the analyzer, who opens every message, does not
-rely on encryption. Only the HPKE suite behind `common.protocol.hpke` is replaced. Sizes, framing,
-batching and opening stay as in the product. `attack.agreement` also runs some trials with real HPKE
-seals, and tests whether their scores have the same distribution as without encryption.
+rely on encryption. `attack.agreement` tests whether trials with real seals have the same law.
 """
 
 import asyncio
@@ -41,9 +38,8 @@ from riffle.shuffler.store.vault import KEY_BYTES
 class Views:
     """The analyzer's views: counts (trials, C) of all messages, and ``head``.
 
-    ``head`` (trials, C) counts only the first data_slots messages: if the shuffle did not move the
-    first report, ``head`` would show this report's data. With the aggregation `sums`, ``head`` is
-    zero.
+    ``head`` (trials, C) counts only the first data_slots messages, which are the first report's
+    data if the shuffle does not move it. With the aggregation `sums`, ``head`` is zero.
     """
 
     counts: Ints

@@ -3,8 +3,7 @@
 The claim is reported as violated in three cases:
 
 * A bound exceeds the claim, at the family-wise error.
-* Trials with real seals do not have the law of trials whose seals hide nothing (`pipeline`). The
-  bounds then say nothing about the product.
+* Trials with real seals do not have the law of trials whose seals hide nothing (`pipeline`).
 * The observer guesses better than chance.
 
 The last two cases are tested at level 1e-6, which adds almost nothing to the family-wise error.

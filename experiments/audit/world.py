@@ -1,12 +1,11 @@
 """Two neighbouring populations of users, and a batch that either population can fill.
 
 User 0 has episode e in the first population and e' in the second; all other users have e' in both.
-Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. If e replaces e',
-one counter rises by one and another falls by one in every family and step. Together,
-`CounterLayout.cells` pairs of counters change, the most that replacing one user can change.
+Episode e stays in state 0 and e' in state X - 1, both with every reward bit 1. The two populations
+then differ in `CounterLayout.cells` pairs of counters, the most that replacing one user can change.
 
-The batch is small on purpose, because each trial costs one message per noise bit that is 1. About
-1e5 trials are feasible, and can only show an epsilon of order one at a beta of order 1e-2.
+The batch is small, because each trial costs one message per noise bit that is 1. About 1e5 trials
+are feasible, and can only show an epsilon of order one at a beta of order 1e-2.
 """
 
 from collections.abc import Callable
@@ -142,9 +141,9 @@ class World:
 def build(setting: Setting, noise: Noise | None = None) -> World:
     """Returns the batch of a setting.
 
-    If ``noise`` is None, `build` chooses the noise, and the product's own check must accept the
-    batch. Raises RemoteError ``weak-guarantee`` if the check refuses the batch. Noise that the
-    caller gives is not checked: it is a planted fault that the audit must find.
+    If ``noise`` is None, `build` chooses the noise, and raises RemoteError ``weak-guarantee`` if
+    the product's own check refuses the batch. Noise that the caller gives is not checked: it is a
+    planted fault that the audit must find.
     """
     analyzer, outer = KeyPair.generate(), KeyPair.generate()
     added = noise

@@ -3,8 +3,7 @@
 ``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000; with ``-large``, K is ten times the
 paper's. ``scale`` is regret against K, up to a K at which learning pays despite privacy. The other
 figures are about paper 004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit
-feedback. Every learner has one set of constants for all environments. A run may be part of several
-figures. `Curve.absent` lists the points that a figure leaves out, with the reasons.
+feedback. A run may be part of several figures.
 """
 
 from collections.abc import Iterable
@@ -69,7 +68,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line with its runs: a single run shown against time, or one run for each x."""
+    """A line with its runs: a single run shown against time, or one run for each x.
+
+    ``absent`` lists the points that the figure leaves out, with the reasons.
+    """
 
     line: Line
     runs: tuple[Run, ...]
@@ -136,7 +138,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines with points above LARGE_K
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
     """Returns a line for each privacy model and calibration of a paper 004 algorithm.
 
-    The last line is uniform play. UOB-LBPS also has a line with Eq. 4.1 as the paper writes it.
+    UOB-LBPS also has a line with Eq. 4.1 as the paper writes it.
     """
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [

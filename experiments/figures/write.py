@@ -1,8 +1,7 @@
 """Makes figures by name: checks, computes, gathers, and writes the files of each figure.
 
-Each figure has NAME.csv (bands), NAME-seeds.csv (every seed), NAME.png, NAME.svg, NAME.md (the
-table, with every constant) and NAME.json (the manifest). The manifest is written last, so a figure
-with a manifest is finished. Without `force`, finished figures are not overwritten.
+The manifest NAME.json is written last, so a figure with a manifest is finished. Without `force`,
+finished figures are not overwritten.
 """
 
 import json
