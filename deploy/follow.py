@@ -70,8 +70,7 @@ def stop_unfinished(operator: Operator) -> None:
 class TrueValues:
     """Supplies each deployment's true value once the deployment is issued (simulations only).
 
-    The coordinator's page shows the values. If the coordinator does not answer, the values are sent
-    at a later event.
+    If the coordinator does not answer, the values are sent at a later event.
     """
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
@@ -106,10 +105,8 @@ def follow(
 ) -> None:
     """Follows a run to its end, shows its progress and writes the run's tables to CSV files.
 
-    A table ends before the first batch that is not over. On a terminal, the progress is a bar.
-    Elsewhere, the progress is a line for each batch that is over and for each finished stage. A run
-    ``by_hand`` waits for a person, so there is no remaining time to show. Calls ``watch`` with
-    every event. If the run cannot go on, prints the reason.
+    A run ``by_hand`` waits for a person, so there is no remaining time to show. Calls ``watch``
+    with every event. If the run cannot go on, prints the reason.
     """
     began, explained = time.monotonic(), ""
 
@@ -164,10 +161,7 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
 
 
 def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
-    """Returns the spec under another trust model.
-
-    Models other than ``shuffle`` have the aggregation ``messages``.
-    """
+    """Returns the spec under another trust model. Only ``shuffle`` can aggregate by sums."""
     aggregation = spec.aggregation if trust == "shuffle" else "messages"
     return spec.model_copy(update={"trust": trust, "aggregation": aggregation})
 

@@ -8,10 +8,9 @@
             ...
         print(operator.result(run["id"])["policy"])
 
-Answers are the documents of the REST reference (docs/rest.md), as dictionaries. If the coordinator
-refuses a request, every method raises RemoteError with the reason. If nothing answers, the method
-raises LocalError ``unavailable``. If something other than the coordinator answers, such as a proxy,
-the method repeats the request for a while. Then the method raises LocalError ``unavailable``, too.
+Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
+RemoteError, with the reason, if the coordinator refuses the request. Every method raises LocalError
+``unavailable`` if the coordinator does not answer.
 """
 
 import json
@@ -79,10 +78,9 @@ class Operator:
     def of(cls, network: Path, url: str | None = None) -> Self:
         """Returns the operator of a network, with the token in its secrets folder.
 
-        Without ``url``, uses the address in the folder, which `riffle up` writes. If the folder has
-        no address, uses the default port on this machine. Raises LocalError ``unavailable`` if
-        there is no token. Raises ValueError if the address is malformed, or is http and not on this
-        machine.
+        ``url`` is by default the address in the folder or, if there is none, the default port on
+        this machine. Raises LocalError ``unavailable`` if there is no token. Raises ValueError if
+        the address is malformed, or is http and not on this machine.
         """
         token = operator_token(network, TOKEN_FILE)
         return cls(operator_client(network, address(network, URL_FILE, url), token))
@@ -295,7 +293,7 @@ class Operator:
         """Sends a request to the coordinator; returns the answer, parsed by ``read``.
 
         If something other than the coordinator answers, such as a proxy, and ``once`` is false,
-        repeats the request for a while. While a run is followed, also repeats the request if
+        repeats the request for a while. While a run is followed, also repeats a request that
         nothing answers.
         """
         patience = self._patience if self._following else min(self._patience, FOREIGN_SECONDS)

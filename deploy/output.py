@@ -173,7 +173,7 @@ class Steps:
     """Progress in steps: a bar on a terminal, occasional lines elsewhere.
 
     A line is printed after a step, so a command that is refused at its first step prints only the
-    reason. During a step that takes longer than `SILENT_SECONDS`, lines are printed too.
+    reason.
     """
 
     def __init__(
@@ -211,9 +211,8 @@ class Steps:
     def _time_left(self, now: float) -> str:
         """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        The first step also waits for processes to start and code to compile. All processes end
-        their first steps at about the same time. After the first step, the text therefore stays ""
-        for a fifth of the time that this step took.
+        All processes end their first steps at about the same time. The rate is therefore unknown
+        for a fifth of the time that the first step took.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:

@@ -1,11 +1,8 @@
 """Files of a run: summary, manifest, regret curve, and the run's tables as CSV.
 
-The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV
-(`common.process.tables`). The tables grow during the run, and are rewritten completely at its end.
-
-The regret is the exact pseudo-regret of the deployed policies. Only the owner of a simulated
-environment can compute the regret, because this needs the environment's true MDP. The coordinator
-never knows the MDP.
+The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV. The
+regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
+which the coordinator never knows.
 """
 
 import json
@@ -61,8 +58,7 @@ def replace_csv(file: Path, rows: Sequence[Answer], columns_if_empty: Sequence[s
 def write_settled_rows(folder: Path, operator: Operator, run_id: str) -> None:
     """Writes the tables of an unfinished run. A table ends before the first batch that is not over.
 
-    A row may still change after its batch is over, for instance when the coordinator acknowledges
-    the batch. Only `write` writes all final values.
+    A row may still change after its batch is over, so `write` writes all rows again.
     """
     for table in TABLES:
         rows = rows_of(operator, run_id, table)

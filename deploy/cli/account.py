@@ -88,10 +88,7 @@ def calibrated(
     calibration: accounting.CalibrationName,
     aggregation: Aggregation,
 ) -> dict[str, Any]:
-    """Returns calibrated noise, and the ratio of its variance to the variance of Gaussian noise.
-
-    For the calibration ``exact``, adds the mean of the papers' noise divided by this noise's mean.
-    """
+    """Returns calibrated noise, and the ratio of its variance to the variance of Gaussian noise."""
     chosen = accounting.calibrate(layout, n, required, calibration, aggregation=aggregation)
     document = describe(layout, chosen.noise, chosen.account, chosen.word_bits)
     gaussian = accounting.gaussian_variance(required.epsilon, required.beta, layout.cells)

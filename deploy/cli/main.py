@@ -1,8 +1,7 @@
 """The command ``riffle``: its table of commands, and its entry point.
 
-Only the module of the given command is imported, because importing `riffle simulate` takes seconds
-and containers run `riffle health` every few seconds. Showing the help of ``riffle`` itself, or
-completing a command's name, imports no command's module.
+Only the module of the given command is imported, because `riffle simulate` imports for seconds and
+containers run `riffle health` every few seconds.
 """
 
 import gc
@@ -60,8 +59,8 @@ COMMANDS = {
 def build(arguments: Sequence[str]) -> "typer.Typer":
     """Returns the command line for these arguments.
 
-    If the arguments name a command, the command line has only this command. If not, the command
-    line lists the names and summaries of all commands, and imports no command.
+    The command line has only the command that the arguments name. If they name none, the command
+    line lists the names and summaries of all commands.
     """
     import typer  # noqa: PLC0415  (an interruption of this import must end in one line, too)
 

@@ -1,9 +1,7 @@
 """``riffle network``: the secrets of a network. ``shuffler``, ``coordinator``, ``node``: its roles,
 each as a process. ``health`` and ``doctor``: checks.
 
-A settings file, variables such as ``RIFFLE_SHUFFLER_PORT``, or both configure a role. A role writes
-JSON lines to stderr (`common.process.journal`). Every command imports only the modules that it
-needs, because a role must not import another role.
+Every command imports only the modules that it needs, because a role must not import another role.
 """
 # ruff: noqa: PLC0415
 

@@ -1,8 +1,4 @@
-"""Options that commands share.
-
-Importing this module imports neither NumPy nor a service. A command that takes a dataclass of
-options has an option for each field of the dataclass (`expand_options`).
-"""
+"""Options that commands share. Importing this module imports neither NumPy nor a service."""
 
 import inspect
 import math
@@ -199,8 +195,7 @@ def expand_options(
     """Replaces each dataclass parameter of a command by an option for each of its fields.
 
     The fields have Typer's annotations. Fields in ``without`` keep their defaults and have no
-    option. ``defaults`` replace fields' defaults. Typer reads the command's signature, so only
-    the signature changes.
+    option. ``defaults`` replace fields' defaults.
     """
 
     def decorate(command: Command) -> Command:

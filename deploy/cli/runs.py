@@ -237,10 +237,9 @@ def _rows(deployment: Answer) -> list[tuple[str, Any]]:
 def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
     """Returns the sentence that tells where to find a deployment's later results.
 
-    ``last``: the run ends with this deployment. If ``riffle up`` started the network for this run,
-    the network then ends, too, and the results are in the network's folder. This command cannot
-    tell who started the network. If the folder is in use, the sentence names both the folder and
-    ``riffle show``.
+    ``last``: the run ends with this deployment. Then the network of ``riffle up`` may end, too.
+    This command cannot tell who started the network, so the sentence may name both places of
+    results.
     """
     words = ["riffle", "show", run, "--network", str(network)]
     show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))

@@ -1,10 +1,4 @@
-"""The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer.
-
-Learners that deploy batches are simulated by population, or user by user. UCBVI and its private
-variants plan before every episode, so they have a simulator of their own. The two algorithms of
-paper 004 also have a simulator of their own, because they learn on layered MDPs from the losses of
-an adversary.
-"""
+"""The work of ``riffle simulate``: chooses the simulator of a learner, and builds the answer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -39,10 +33,9 @@ Simulated = tuple[Result, dict[str, Any]]
 def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool) -> Simulated:
     """Returns the results over all seeds, and the document that the command prints.
 
-    ``preset_given``: the caller named a preset; paper 004's learners refuse presets.
-
-    Raises ValueError if an option does not fit the learner, or if a value is out of range. Raises
-    LocalError or RemoteError if the learner or environment does not exist or refuses its options.
+    ``preset_given``: the caller named a preset; paper 004's learners refuse presets. Raises
+    ValueError if an option does not fit the learner, or if a value is out of range. Raises
+    RiffleError if the learner or environment does not exist or refuses its options.
     """
     learner = options.learner
     if how.per_user and learner in COMPILED:
@@ -133,10 +126,7 @@ def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
 
 
 def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, object]]:
-    """Returns the document as rows of a table, without long values; the regret comes last.
-
-    With ``verbose``, includes the constants. `rounded` formats the regret.
-    """
+    """Returns the document as rows of a table, without long values; the regret comes last."""
     hidden = {"constants", "batches", "policy", "regret_mean", "regret_ci", "regret_ci_method"}
     rows = [(key, value) for key, value in document.items() if key not in hidden]
     constants: dict[str, object] = document["constants"] if verbose else {}
@@ -145,10 +135,10 @@ def rows_of(document: Mapping[str, Any], *, verbose: bool) -> list[tuple[str, ob
 
 
 def rounded(mean: float | None, interval: list[float] | None, seeds: int) -> str | None:
-    """Returns a mean and its band as text, or the value alone if there is one seed.
+    """Returns a mean and its band as text, or None if there is no mean.
 
     The numbers are rounded to the second significant digit of the band's half width, but never
-    coarser than to integers. Returns None if there is no mean.
+    coarser than to integers.
     """
     if mean is None:
         return None

@@ -163,9 +163,8 @@ def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
 def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator[int]:
     """Locks the results folder for the block and removes earlier results; yields the lock.
 
-    Results are files of these ``names``. Raises LocalError ``unavailable`` if a network is up in
-    the folder or a command writes there. Raises FileExistsError if there are results, finished or
-    not, and ``force`` is false.
+    Results are files of these ``names``. Raises LocalError ``unavailable`` if another command uses
+    the folder. Raises FileExistsError if there are results and ``force`` is false.
     """
     with lock_folder(out) as lock:
         earlier = [out / name for name in names if (out / name).exists()]
