@@ -10,8 +10,9 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import IntEnum
 from functools import wraps
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -83,12 +84,13 @@ def emit(document: Mapping[str, Any], output: Output, text: Callable[[], None]) 
         text()
 
 
-def emit_findings(findings: Sequence[Mapping[str, Any]], output: Output) -> NoReturn:
+def emit_findings(findings: Iterable[Any], output: Output) -> NoReturn:
     """Prints findings as a table or as JSON. The exit code is 1 if a finding is not ``ok``."""
-    well = all(found["ok"] for found in findings)
-    columns = [name for name in findings[0] if name != "ok"]
-    rows = [("ok" if f["ok"] else "WRONG", *(f[name] for name in columns)) for f in findings]
-    emit({"ok": well, "findings": findings}, output, lambda: table(("", *columns), rows))
+    documents = [asdict(finding) for finding in findings]
+    well = all(found["ok"] for found in documents)
+    columns = [name for name in documents[0] if name != "ok"]
+    rows = [("ok" if f["ok"] else "WRONG", *(f[name] for name in columns)) for f in documents]
+    emit({"ok": well, "findings": documents}, output, lambda: table(("", *columns), rows))
     raise typer.Exit(Exit.DONE if well else Exit.NO)
 
 
@@ -211,8 +213,9 @@ class Steps:
     def _time_left(self, now: float) -> str:
         """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        All processes end their first steps at about the same time. The rate is therefore unknown
-        for a fifth of the time that the first step took.
+        All processes end their first steps at about the same time, so soon afterwards the rate is
+        too high. Until a fifth of the time of the first step has passed, the text is therefore
+        empty.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:

@@ -81,7 +81,7 @@ class Run:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields |= {name: label_of(fields[name]) for name in ("learner", "environment")}
         fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]
-        return _digest(json.dumps(fields).encode())
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def own_code(self) -> str:
         """Returns a digest of learner and environment, or "" if both are known names.
@@ -135,10 +135,6 @@ def _code(part: object) -> object:
     if isinstance(part, str):
         return load_file(part) if is_file_reference(part) else None
     return part if callable(part) else type(part)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import os
 import subprocess
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -221,7 +220,7 @@ def conformance_command(
             stack.callback(process.terminate)
             recorder.is_over = lambda: process.poll() is not None
         findings = list(conformance.session(recorder, cases, bad, idle, seconds))
-    emit_findings([asdict(finding) for finding in findings], output)
+    emit_findings(findings, output)
 
 
 @one_line_errors
@@ -245,4 +244,4 @@ def check_report_command(
     sealed, size = report.read_bytes(), context.descriptor.report_bytes
     sealed = sealed[-size:] if len(sealed) == size + LEASE_BYTES else sealed
     keys = BatchKeys(context, data, private, hex_file("--batch-key", batch_key))
-    emit_findings([asdict(each) for each in conformance.check_report(keys, sealed)], output)
+    emit_findings(conformance.check_report(keys, sealed), output)

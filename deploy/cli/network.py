@@ -7,7 +7,6 @@ Every command imports only the modules that it needs, because a role must not im
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -271,5 +270,4 @@ def doctor_command(
     """
     from riffle.deploy.network.doctor import examine
 
-    findings = examine(out, port or [], network, url or [])
-    emit_findings([asdict(finding) for finding in findings], output)
+    emit_findings(examine(out, port or [], network, url or []), output)
