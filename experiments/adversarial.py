@@ -162,7 +162,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns one draw's noise. The tree of central running sums (`summed`) needs more noise."""
+    """Returns one draw's noise. Central running sums (`summed`) need more noise than one sum."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"

@@ -73,8 +73,8 @@ class EventDocument(Document):
 class Charge(Document):
     """The privacy that one report to a batch spends.
 
-    ``coordinator`` is the coordinator's public key, hex. ``event`` is the accountant's input, at
-    the owner's dishonest fraction. ``event`` is None for seeded noise, which spends everything.
+    ``coordinator`` is the coordinator's public key, hex. ``event`` is the accountant's input, or
+    None if the batch is seeded and protects nobody.
     """
 
     batch_id: str = ""
@@ -234,7 +234,7 @@ class PersonalLedger:
 
 
 def bind_key(database: sqlite3.Connection, file: Path, key: bytes | None) -> None:
-    """Binds a file to ``key``, the key of `users.opaque_id`. None changes nothing.
+    """Binds a file to ``key``, the key of `users.opaque_id`. Does nothing if ``key`` is None.
 
     With another key, everybody would be a new user. The file stores 31 bits of a digest of the key.
     Raises LocalError ``wrong-state`` if the file is bound to another key.

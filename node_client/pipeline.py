@@ -104,7 +104,7 @@ class ReportTiming:
     def most_users(
         self, L: int, now: float, left: float = math.inf, episode_seconds: int = 0
     ) -> int:
-        """Returns how many more users may be asked now. The batch ends ``left`` seconds later."""
+        """Returns how many more users may be asked now. The batch ends in ``left`` seconds."""
         if self.is_too_slow(L) or now < self.retry_at or left <= episode_seconds:
             return 0
         # A lease ends with its batch.
@@ -188,7 +188,8 @@ class _Progress:
 class Pipeline:
     """The path of reports from lease to shuffler, shared by all nodes of a process.
 
-    ``refetch`` fetches a job again, with the batch's current key. An app has no ``environment``.
+    ``refetch`` fetches a job again, with the batch's current key. In an app, ``environment`` is
+    None.
     """
 
     environment: Environment | None

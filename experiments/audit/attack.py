@@ -139,7 +139,7 @@ def choose(
 def rates(
     likelier: float | FloatArray, other: float | FloatArray, trials: int, error: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns two Clopper-Pearson bounds: one below the first rate, one above the second rate."""
+    """Returns Clopper-Pearson bounds: one below the first rate, one above the second rate."""
     return lower(likelier, trials, error), upper(other, trials, error)
 
 

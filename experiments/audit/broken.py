@@ -78,7 +78,7 @@ REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class LiteralBatch:
-    """n users with the papers' noise. ``cells`` counters rise by one, and ``cells`` others fall."""
+    """n users with the papers' noise. Replacing user 0 changes ``cells`` pairs of counters."""
 
     n: int
     noise: Noise

@@ -87,10 +87,7 @@ def make(reference: object, **values: Parameter | None) -> Environment:
 
 
 def exact_mdp(environment: Environment) -> TabularMDP:
-    """Returns the population's MDP, for exact values and population-level simulation.
-
-    Raises LocalError ``invalid-spec`` if this environment can only be sampled.
-    """
+    """Returns an environment's known MDP. Raises LocalError ``invalid-spec`` if there is none."""
     if not isinstance(environment, Modelled):
         raise LocalError(
             "invalid-spec",

@@ -69,10 +69,7 @@ class Declaration:
 
 @runtime_checkable
 class Declared(Protocol):
-    """An environment that declares its structure.
-
-    A `Modelled` environment without a declaration of its own has the declaration of its MDP.
-    """
+    """An environment that declares its structure."""
 
     @property
     def declaration(self) -> Declaration:
@@ -229,10 +226,11 @@ def _density(z: Floats) -> Floats:
 
 
 class BanditEnvironment:
-    """A bandit with one pull per user; a user's means are r*(a) + xi(a), xi ~ N(0, sigma^2).
+    """A bandit with one pull for each user. Arm a has the mean r*(a).
 
-    xi is drawn for every user and arm, and the sum is clipped to [0, 1]. `mdp` has an arm's mean
-    over all users. Raises ValueError if there is no arm, a mean is outside [0, 1], or sigma < 0.
+    For each user and arm, noise xi(a) ~ N(0, sigma^2) is added to the mean, and the sum is clipped
+    to [0, 1]. `mdp` has an arm's mean over all users. Raises ValueError if there is no arm, a mean
+    is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -249,7 +247,7 @@ class BanditEnvironment:
         self.sizes = self.mdp.sizes
 
     def reset(self, randomness: Randomness) -> int:
-        """Draws a user's xi(a) for every arm, as the normal quantile of a uniform 53-bit number."""
+        """Draws a user's noise xi(a) for every arm."""
         words = np.frombuffer(randomness.read(8 * self._means.size), dtype="<u8") >> 11
         xi = self._sigma * ndtri((words + 0.5) / (1 << 53))
         self._user = np.clip(self._means + xi, 0, 1)
