@@ -54,7 +54,7 @@ def run_to_end(operator: Operator, preset: Preset, folder: Path, started: float)
 def stop_unfinished(operator: Operator) -> None:
     """Stops runs that an interrupted command left in the folder of this newly started network.
 
-    Raises RemoteError if a run cannot be stopped. A run that ended meanwhile raises no error.
+    Raises RemoteError if a run cannot be stopped, unless it has ended meanwhile.
     """
     for run in operator.runs():
         if run["state"] == "running":

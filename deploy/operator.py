@@ -1,17 +1,4 @@
-"""The operator's client of the coordinator's REST API, with a method for every route.
-
-    from riffle import Operator
-
-    with Operator.of(Path("network"), "http://127.0.0.1:8400") as operator:
-        run = operator.create_run(spec)
-        for event in operator.events(run["id"]):
-            ...
-        print(operator.result(run["id"])["policy"])
-
-Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method raises
-RemoteError, with the reason, if the coordinator refuses the request. Every method raises LocalError
-``unavailable`` if the coordinator does not answer.
-"""
+"""The operator's client of the coordinator's REST API, with a method for every route."""
 
 import json
 import secrets
@@ -63,10 +50,12 @@ Table = Literal["stages", "ledger", "deployments", "conservation"]
 
 
 class Operator:
-    """Creates runs, follows them and deploys policies.
+    """Creates runs, follows them and deploys policies. Use it as a context manager.
 
-    Use it as a context manager. Once `events` has lost its stream, every request waits up to
-    ``patience`` seconds for an answer of the coordinator.
+    Answers are the documents of the REST reference (docs/rest.md), as dictionaries. Every method
+    raises RemoteError, with the reason, if the coordinator refuses the request. Every method raises
+    LocalError ``unavailable`` if the coordinator does not answer. Once `events` has lost its
+    stream, every request waits up to ``patience`` seconds for an answer.
     """
 
     def __init__(self, client: httpx.Client, patience: float = 60.0) -> None:

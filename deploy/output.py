@@ -172,11 +172,7 @@ def bar(columns: str = "{task.completed:.0f}/{task.total:.0f}", *, eta: bool = T
 
 
 class Steps:
-    """Progress in steps: a bar on a terminal, occasional lines elsewhere.
-
-    A line is printed after a step, so a command that is refused at its first step prints only the
-    reason.
-    """
+    """Progress in steps: a bar on a terminal, occasional lines elsewhere."""
 
     def __init__(
         self, shown: Progress, what: str, total: int | None, clock: Callable[[], float]
@@ -213,9 +209,8 @@ class Steps:
     def _time_left(self, now: float) -> str:
         """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        All processes end their first steps at about the same time, so soon afterwards the rate is
-        too high. Until a fifth of the time of the first step has passed, the text is therefore
-        empty.
+        The text is empty at first, because all processes end their first steps at about the same
+        time.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:

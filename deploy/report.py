@@ -1,8 +1,7 @@
 """Files of a run: summary, manifest, regret curve, and the run's tables as CSV.
 
-The tables `deployments`, `stages` and `ledger` have the columns of the coordinator's own CSV. The
-regret is the exact pseudo-regret of the deployed policies. It needs the environment's true MDP,
-which the coordinator never knows.
+The tables have the columns of the coordinator's own CSV. The regret needs the environment's true
+MDP, which the coordinator never knows.
 """
 
 import json

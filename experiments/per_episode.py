@@ -102,7 +102,7 @@ def run(
 
     `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
     `constants` names a set (`practical`, `paper`), and `options` replace some of its numbers:
-    fields of `Bonus`. Checkpoints are as in `checkpoints_of`.
+    fields of `Bonus`.
 
     Raises LocalError ``invalid-spec`` for an unknown learner, set or option, K below one, or a
     checkpoint outside 1..K; ``unavailable`` if numba is not installed.

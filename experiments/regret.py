@@ -40,11 +40,7 @@ def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Cumulative pseudo-regret after each deployment, against cumulative episodes.
-
-    For D deployments, `episodes` and `cumulative` are (D,). `switches` counts changes of the
-    deployed mixture.
-    """
+    """Cumulative episodes and regret (D,) after each of D deployments, and all switches."""
 
     episodes: FloatArray
     cumulative: FloatArray

@@ -321,9 +321,9 @@ def sweep(
     """Simulates every combination of environments, learners, epsilons, episodes and trust models.
 
     Each argument is as for `simulate`, or a list of such arguments. A dictionary of environments or
-    learners gives them labels. ``out`` is a folder that stores each finished run: a repeated call
-    goes on after an interruption. ``address`` is the scheduler of a Dask cluster that computes the
-    runs.
+    learners gives them labels. ``out`` is a folder that stores each finished run. Later calls with
+    this folder do not repeat these runs. ``address`` is the scheduler of a Dask cluster that
+    computes the runs.
 
     Raises the errors of `simulate`, but a batch that is too small for the guarantee is only a gap
     in the table.

@@ -84,10 +84,7 @@ class Run:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def own_code(self) -> str:
-        """Returns a digest of learner and environment, or "" if both are known names.
-
-        The digest covers an environment's MDP or, if the MDP is not known, its code.
-        """
+        """Returns a digest of learner and environment, or "" if both are known names."""
         code = [_code(part) for part in (self.learner, self.environment)]
         if code[1] is not None:
             made = self.chosen.make()
@@ -99,10 +96,7 @@ class Run:
 
     @property
     def chosen(self) -> Preset:
-        """The run as a `Preset`, with the sizes and declarations of the run's environment.
-
-        Raises the errors of `experiments.presets.customize`.
-        """
+        """The run as a `Preset`. Raises the errors of `experiments.presets.customize`."""
         parameters, options = dict(self.parameters), dict(self.options)
         if self.learner in ADVERSARIAL:  # LayeredMDP-v0 takes the adversary as a parameter, too
             options |= {name: parameters.pop(name) for name in CASE_OPTIONS if name in parameters}
@@ -155,10 +149,7 @@ class Row:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Returns a digest (16 hexadecimal digits) of all sources that can affect a result.
-
-    The code of drawings and tables affects no result and is left out.
-    """
+    """Returns a digest (16 hexadecimal digits) of all sources that can affect a result."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     files = [file for folder in SHAPING for file in (root / folder).rglob("*.py")]

@@ -136,10 +136,7 @@ class PersonalLedger:
     clock: Callable[[], float] = time.time
 
     def check(self, key: bytes | None = None) -> None:
-        """Makes the file if it is missing, and binds it to ``key`` (`bind_key`).
-
-        Raises LocalError if the file is unusable.
-        """
+        """Makes the file if needed and binds it to ``key``; raises LocalError if it is unusable."""
         with self._writing() as database:
             bind_key(database, self.file, key)
 

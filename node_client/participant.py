@@ -101,8 +101,9 @@ class UserLease:
         The step is on disk when the call returns. After a crash, the call may be repeated. Only one
         random bit of the reward is kept.
 
-        Raises LocalError ``late`` if the episode is over, ``wrong-state`` if step, state or action
-        is not the next one, and ``wrong-size`` if a value is out of its range.
+        Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if step
+        or state is not the next one, or the action is not that of `act`. Raises LocalError
+        ``wrong-size`` if a value is out of its range.
         """
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
@@ -230,13 +231,14 @@ class Participant(AsyncExitStack):
     async def lease(self, user: str) -> UserLease:
         """Returns a user's lease: the same lease until the report is sent, even after a restart.
 
-        ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only its
-        `opaque_id`.
+        ``user`` is the app's own id of a person, always spelt the same. The shuffler sees only the
+        `opaque_id` of this id.
 
         Raises LocalError ``unavailable`` if no batch has room now or a file cannot be used. Raises
         LocalError ``user-unavailable`` if the user was asked before, or would exceed their lifetime
-        limit. Raises LocalError ``late`` if the episode is over, and ``invalid-spec`` if ``user``
-        is no `settings.OwnId`. Raises RemoteError if the shuffler refuses user or node.
+        limit. Raises LocalError ``late`` if the episode is over. Raises LocalError ``invalid-spec``
+        if the id is empty, has over 200 characters, or has any blanks but single spaces between
+        words. Raises RemoteError if the shuffler refuses user or node.
         """
         name = self._settings.name_of(user)
         async with self._locks.setdefault(name, asyncio.Lock()):

@@ -287,8 +287,7 @@ def log_ratios(N: int, p: float) -> FloatArray:
 def agreement(world: World, pair: Pair, trials: int) -> float:
     """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
 
-    For each population, a chi-square test compares the scores, in bins between the deciles of
-    ``pair``. A Bonferroni factor of two combines the two tests.
+    A Bonferroni factor of two combines the tests of both populations.
     """
     start = 1 << 32
     sealed = [

@@ -99,8 +99,6 @@ def make_gymnasium(
 ) -> GymnasiumEnvironment:
     """Makes the Gymnasium environment ``name`` with the reward range that its owner declares.
 
-    ``arguments`` go to ``gymnasium.make``: ``map_name="8x8"``, ``is_slippery=False``.
-
     Raises LocalError ``invalid-spec`` if Gymnasium is not installed, does not know the name, or
     refuses an argument.
     """

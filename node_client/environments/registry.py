@@ -130,10 +130,7 @@ def _builder(name: str, folder: str) -> Constructor:
 
 
 def _object_builder(code: Any) -> Constructor:  # noqa: ANN401
-    """Returns a builder around an environment, or around a function or class that makes one.
-
-    If the environment has Gymnasium's interface, the builder also takes horizon and reward range.
-    """
+    """Returns a builder around an environment, or around a function or class that makes one."""
     if not callable(code):
         return partial(adapt, code) if hasattr(code, "observation_space") else lambda: code
     if not hasattr(code, "observation_space") and not hasattr(code, "render_mode"):
@@ -162,8 +159,7 @@ def _make_own(name: str, builder: Constructor, values: dict[str, Parameter]) -> 
 def make_external(name: str, maker: Constructor, values: Mapping[str, object]) -> Environment:
     """Makes and checks an external environment.
 
-    Raises LocalError ``invalid-spec`` if ``maker`` raises (the detail names the line) or does not
-    return an environment.
+    Raises LocalError ``invalid-spec`` if ``maker`` raises, or returns no environment.
     """
     try:
         environment: Environment = maker(**values)
