@@ -68,10 +68,7 @@ def stop_unfinished(operator: Operator) -> None:
 
 
 class TrueValues:
-    """Supplies each deployment's true value once the deployment is issued (simulations only).
-
-    If the coordinator does not answer, the values are sent at a later event.
-    """
+    """Supplies each deployment's true value once the deployment is issued (simulations only)."""
 
     def __init__(self, operator: Operator, run_id: str, mdp: TabularMDP) -> None:
         self._operator, self._run_id, self._mdp = operator, run_id, mdp

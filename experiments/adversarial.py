@@ -54,7 +54,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 def run(case: Case) -> SeedResult:
-    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows learning."""
+    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows that it learned."""
     started = time.perf_counter()
     here = world(case)
     layers, P, losses = here.layers, here.P, adversary_losses(case, here)

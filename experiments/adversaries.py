@@ -106,9 +106,9 @@ def world(case: Case) -> LayeredWorld:
 def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
     """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
 
-    The means of `stochastic` are drawn once. Those of `switching` are drawn for each of `PHASES`
-    equal phases. Those of `drifting` move linearly from a first draw to a second. Those of
-    `rewards` are one minus the MDP's mean rewards.
+    `stochastic` draws the means once, and `switching` draws new means for each of `PHASES` equal
+    phases. With `drifting`, the means move linearly from a first draw to a second. With `rewards`,
+    the means are one minus the MDP's mean rewards.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *world.decisions.shape)

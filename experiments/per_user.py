@@ -1,8 +1,8 @@
 """Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Each report is made by the node's own code. Draws are keyed by (run, batch, slot), so a networked
-run with the same spec, run id and test seed has the same private counts in each batch. Seed s adds
-s to the spec's seeds. The simulation can run every environment of a node. The time grows with K.
+Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as in a seeded
+run over the network. With the same spec, run id and test seed, such a run has the same private
+counts. Seed s adds s to the spec's seeds. The simulation can run every environment of a node.
 """
 
 import time

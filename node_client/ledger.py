@@ -100,9 +100,7 @@ class Charge(Document):
 
 
 UNCHARGED = Charge()
-"""The charge of every report if the owner has no ledger. An owner without a ledger takes no batch
-with epochs.
-"""
+"""The charge of every report if the owner has no ledger."""
 
 
 @dataclass(frozen=True, slots=True)

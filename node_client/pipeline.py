@@ -5,7 +5,7 @@ A lease ends even if its report has not arrived, so a node asks only users whom 
 missing report would show that this user was slow.
 
 A chunk is several whole reports of one node in one batch. An environment serves one user at a time,
-so the episodes of one chunk run at a time. Meanwhile earlier chunks are sealed and uploaded. If the
+so only one chunk's episodes run at a time. Meanwhile earlier chunks are sealed and uploaded. If the
 shuffler stays unreachable, all units of ``capacity`` are soon taken, and no more episodes begin.
 
 A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
@@ -164,8 +164,7 @@ class Job:
 class Totals:
     """Counts of this process's episodes and reports.
 
-    ``refused`` has counts by problem slug. ``failed`` counts the episodes in which the environment
-    failed. Reports of such episodes carry noise only.
+    ``refused`` has counts by problem slug. ``failed`` counts failed episodes.
     """
 
     episodes: int = 0

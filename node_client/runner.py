@@ -375,10 +375,7 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def request_size(free: int, nodes: int, messages: int, users_a_request: int) -> int:
-    """Returns how many users to name in one lease request, for reports of ``messages`` messages.
-
-    The number is the node's fair share of the free slots, within the sizes of a chunk (`sealing`).
-    """
+    """Returns how many users to name in one lease request, for reports of ``messages`` messages."""
     fair = math.ceil(free / nodes)
     least, most = (whole_reports(chunk, messages) for chunk in (LEAST_CHUNK, MOST_CHUNK))
     return max(1, min(max(fair, least), most, free, users_a_request))

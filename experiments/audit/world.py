@@ -105,10 +105,7 @@ class ConstantEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch ready to run: descriptor, keys of every role, and the noise that justifies the claim.
-
-    ``on_trial`` is called after every trial.
-    """
+    """A batch ready to run: descriptor, keys of every role, and the noise behind the claim."""
 
     setting: Setting
     context: Context

@@ -136,10 +136,7 @@ BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines with points above LARGE_K
 
 
 def adversarial_lines(learner: str) -> tuple[Line, ...]:
-    """Returns a line for each privacy model and calibration of a paper 004 algorithm.
-
-    UOB-LBPS also has a line with Eq. 4.1 as the paper writes it.
-    """
+    """Returns a line for each privacy model and calibration of a paper 004 algorithm."""
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [
         Line(

@@ -1,7 +1,4 @@
-"""Gathers the results of a figure's runs as curves, and draws them as PNG and SVG.
-
-A picture has means over seeds, shaded bands, and a caption of constants.
-"""
+"""Gathers the results of a figure's runs as curves, and draws them as PNG and SVG."""
 
 from __future__ import annotations
 
