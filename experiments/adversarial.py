@@ -99,8 +99,7 @@ def learn(
     from riffle.coordinator.learning.adversarial import uc_o_reps, uob_lbps  # noqa: PLC0415
 
     constants = uc_o_reps.constants(layers, case.K, case.eta, full=case.full, scale=case.scale)
-    draws = [generator_for(case.seed, purpose) for purpose in ("counts-noise", "losses-noise")]
-    channel = Channel(case, layers, constants.delta, *draws)
+    channel = Channel(case, layers, constants.delta)
     estimate = uob_lbps.LossEstimate(case.estimator, channel.E_loss, channel.loss_noise.variance)
     learner = (
         uc_o_reps.PrivateUCOREPS(constants)
@@ -176,12 +175,12 @@ def _noise(
 
 
 def _sums(
-    case: Case, size: int, noise: AdditiveNoise, generator: np.random.Generator, variant: bool
+    case: Case, size: int, noise: AdditiveNoise, draws: np.random.Generator, variant: bool
 ) -> BinaryMechanism | LocalPrivatizer:
     """Returns an object that keeps private running sums of K - 1 arrays of this size."""
     if case.privacy == "central":
-        return BinaryMechanism(case.K - 1, (size,), noise, generator, variant=variant)
-    return LocalPrivatizer((size,), noise, generator)
+        return BinaryMechanism(case.K - 1, (size,), noise, draws, variant=variant)
+    return LocalPrivatizer((size,), noise, draws)
 
 
 class Channel:
@@ -191,25 +190,19 @@ class Channel:
     form a stream of sums, too. With bandit feedback, each episode's losses get their own noise.
     """
 
-    def __init__(
-        self,
-        case: Case,
-        layers: Layers,
-        delta: float,
-        count_draws: np.random.Generator,
-        loss_draws: np.random.Generator,
-    ) -> None:
+    def __init__(self, case: Case, layers: Layers, delta: float) -> None:
         self._layers, self._delta, self._K = layers, delta, case.K
         pairs, H = layers.pair_count, layers.H
         sensitivity = _loss_sensitivity(case.full, layers)
         self.count_noise = _noise(case, Sensitivity.of_cells(2 * H), H, COUNT_SHARE, True)
         self.loss_noise = _noise(case, sensitivity, H, 1 - COUNT_SHARE, case.full)
-        size = pairs + layers.cell_count
-        self._counts = _sums(case, size, self.count_noise, count_draws, variant=False)
+        size, draws = pairs + layers.cell_count, generator_for(case.seed, "counts-noise")
+        self._counts = _sums(case, size, self.count_noise, draws, variant=False)
+        draws = generator_for(case.seed, "losses-noise")
         self._privatize_losses = (
-            _sums(case, pairs, self.loss_noise, loss_draws, variant=True).add
+            _sums(case, pairs, self.loss_noise, draws, variant=True).add
             if case.full
-            else LocalPrivatizer((pairs,), self.loss_noise, loss_draws).privatize
+            else LocalPrivatizer((pairs,), self.loss_noise, draws).privatize
         )
         self._t = 0
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)

@@ -35,6 +35,7 @@ from riffle.experiments.audit.pipeline import Views, identity_seals, views, view
 from riffle.experiments.audit.world import Setting, World
 
 FloatArray = NDArray[np.float64]
+Value = Callable[[FloatArray, FloatArray], FloatArray]
 
 MOST_THRESHOLDS = 2_000
 STATED_BOUNDS = 4
@@ -100,26 +101,20 @@ def bound(
     def beta_of(p: FloatArray, q: FloatArray) -> FloatArray:
         return np.asarray(p - math.exp(epsilon) * q)
 
-    for_epsilon = choose(tuning, epsilon_of, each)
-    for_beta = choose(tuning, beta_of, each)
-    p, q = rates(*for_epsilon.hits(fresh[for_epsilon.distinguisher]), trials, each)
-    p_beta, q_beta = rates(*for_beta.hits(fresh[for_beta.distinguisher]), trials, each)
+    def evaluate(value: Value) -> tuple[float, Event]:
+        event = choose(tuning, value, each)
+        p, q = rates(*event.hits(fresh[event.distinguisher]), trials, each)
+        return max(0.0, float(value(p, q))), event
+
+    epsilon_bound, epsilon_event = evaluate(epsilon_of)
+    beta_bound, beta_event = evaluate(beta_of)
+    tuning_trials = len(next(iter(tuning.values())).first)
     return Bounds(
-        epsilon=max(0.0, float(epsilon_of(p, q))),
-        beta=max(0.0, float(beta_of(p_beta, q_beta))),
-        epsilon_event=for_epsilon,
-        beta_event=for_beta,
-        error=error,
-        trials=trials,
-        tuning_trials=len(next(iter(tuning.values())).first),
+        epsilon_bound, beta_bound, epsilon_event, beta_event, error, trials, tuning_trials
     )
 
 
-def choose(
-    tuning: Mapping[str, Scores],
-    value: Callable[[FloatArray, FloatArray], FloatArray],
-    error: float,
-) -> Event:
+def choose(tuning: Mapping[str, Scores], value: Value, error: float) -> Event:
     """Returns the event that has the largest bound in the tuning sample.
 
     A choice by rates, not bounds, would favour rare events that look good by chance.
