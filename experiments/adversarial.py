@@ -134,7 +134,7 @@ def _choice(probabilities: FloatArray, uniform: float) -> int:
 
 
 def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
-    """Returns the fields that a case's algorithm and environment use, without a file's folder."""
+    """Returns the fields that a case's algorithm and environment use, but no folder of a file."""
     unused = {"eta", "parameters", "own"} | ({"estimator"} if case.name != "uob-lbps" else set())
     names = [field.name for field in fields(case) if field.name not in unused]
     recorded = {name: getattr(case, name) for name in names}

@@ -266,7 +266,7 @@ class Runner:
             JOURNAL.note("over-limit", logging.WARNING, batch_id=batch_id, detail=detail)
 
     async def most_users(self, job: Job) -> int:
-        """Returns how many users may be asked. Declines the batch if this number may stay zero."""
+        """Returns how many users may be asked. Declines the batch if this process is too slow."""
         pipeline, timing, L = self.pipeline, self.pipeline.timing, job.keys.messages
         if timing.is_too_slow(L) and pipeline.monotonic() >= self._rehearse_at:
             try:

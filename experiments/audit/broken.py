@@ -31,7 +31,7 @@ from riffle.experiments.audit.world import Setting, World
 
 
 def attack_envelopes(world: World, trials: int, error: float) -> Attack:
-    """Attacks one-envelope reports at the world's claim, which holds for Riffle's messages."""
+    """Attacks one-envelope reports at the world's claim, which is true for Riffle's own reports."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     tuning = _envelope_scores(world, tuning_trials, 0)
     fresh = _envelope_scores(world, trials, 2 * tuning_trials)

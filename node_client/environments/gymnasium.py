@@ -75,9 +75,10 @@ class TabledGymnasium(GymnasiumEnvironment):
 def adapt(
     env: GymnasiumLike, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
 ) -> GymnasiumEnvironment:
-    """Adapts a Gymnasium environment; adds its MDP if its table is valid over the horizon.
+    """Adapts a Gymnasium environment, with its MDP if the environment publishes a table.
 
-    Tables ignore time limits, so an environment with a limit within the horizon gets no MDP.
+    Tables ignore time limits, so there is no MDP if a limit could end an episode within the
+    horizon.
     """
     low, high = reward_low, reward_high
     limit = getattr(getattr(env, "spec", None), "max_episode_steps", None)
