@@ -159,7 +159,7 @@ def rotate_key_command(
 ) -> None:
     """Give the analyzer a new key: create it, pin it at nodes and shuffler, activate it.
 
-    If nodes or shuffler keep their pins on other machines, use --no-activate, copy
+    If nodes or shuffler keep their pins on other machines, use --no-activate. Then copy
     nodes/analyzer_keys and shuffler/analyzer_keys there, and run the command again. Pins of erased
     keys are removed.
     """
