@@ -1,12 +1,9 @@
 """Exact privacy accounting: the guarantee of given noise, and the least noise for a guarantee.
 
-Code here computes from noise, padding and n, the number of reports. It uses no clock, randomness,
-I/O or documents. `account` computes the guarantee of a batch, `calibrate` finds the least noise for
-a guarantee, and the functions of `composition` compose batches.
+Code here is pure: it uses no clock, randomness, I/O or documents.
 
 Read in this order: `binomial` (one counter's losses, and the cost of padding), `loss_curve` (all
-counters, both directions, rigorous bounds), `account` (one batch), `composition` (several batches),
-`calibrate`.
+counters), `account` (one batch), `composition` (several batches), `calibrate` (the least noise).
 """
 
 from riffle.common.accounting.account import Account as Account

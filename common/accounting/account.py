@@ -3,17 +3,14 @@
 Every role runs `account` on each descriptor that it gets, and trusts no guarantee that others
 claim.
 
-**Neighbours.** A user is one person who gives one episode, in one report. Two populations of n
-reports are neighbours if one user's report differs between them ("replace one user"). The number of
-users is public.
+**Neighbours.** Each user gives one report. Two populations of n reports are neighbours if one
+user's report differs between them ("replace one user"). The number of users is public.
 
 **One batch.** beta pays for the counters' privacy losses (`loss_curve`) and for noise that does not
 fit into a report's slots (`binomial`). The guarantee, epsilon_upper, is the smallest epsilon at
-which these two costs together are at most beta. Only the noise of honest reports counts. A
-dishonest report, whatever it contains, is independent of an honest user's data. With local noise
-(`Flips`) or central noise (`Laplace`, `FairBits`), no noise is dropped, and no user relies on other
-users' noise. In these batches, all of beta pays for the losses, and the guarantee depends on
-neither n nor the dishonest fraction.
+which these two costs together are at most beta. Only the noise of honest reports counts. With local
+noise (`Flips`) or central noise (`Laplace`, `FairBits`), no noise is dropped, and no user relies on
+other users' noise. The guarantee of such a batch depends on neither n nor the dishonest fraction.
 """
 
 from __future__ import annotations
@@ -44,9 +41,8 @@ class BatchEvent:
     """A batch of n reports over `counters` counters.
 
     Replacing one user increases at most `cells` counters by one and decreases at most `cells` by
-    one. Up to `dishonest_fraction` of the reports carry no noise. If the batch is summed
-    (`common.mechanism.sums`), `word_bits` is the size of a counter's word, and a report's noise
-    needs no slots. If the batch is not summed, `word_bits` is None.
+    one. Up to `dishonest_fraction` of the reports carry no noise. `word_bits` is the size of a
+    counter's word in a summed batch (`common.mechanism.sums`), and None in any other batch.
     """
 
     noise: BatchNoise
@@ -59,15 +55,14 @@ class BatchEvent:
 
     @property
     def honest(self) -> int:
-        """The number of reports that count as honest: only their noise protects users."""
+        """The number of reports that count as honest."""
         return honest_reports(self.n, self.dishonest_fraction)
 
     @property
     def overflow(self) -> float:
         """A bound eta on the probability that some report has too few noise slots (`binomial`).
 
-        In a summed batch, eta bounds the probability that some counter's word is too small for the
-        sum of n users' data and noise.
+        In a summed batch, eta bounds the probability that some counter's sum exceeds its word.
         """
         noise = self.noise
         if not isinstance(noise, Noise):  # only noise that users send needs slots
@@ -106,9 +101,8 @@ class Account:
 def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds on epsilon.
 
-    If no epsilon holds at this beta, epsilon is infinity: the noise is too small, or a report has
-    too few slots. Raises ValueError if n, the dishonest fraction, cells, counters or beta is out of
-    range.
+    Epsilon is infinity if the noise or the slots are too few for any epsilon at this beta. Raises
+    ValueError if an argument is out of range.
     """
     _ = event.honest  # checks n and the dishonest fraction
     check_batch(event.cells, event.counters, beta)
@@ -116,10 +110,7 @@ def account(event: BatchEvent, beta: float) -> Account:
 
 
 def check_batch(cells: int, counters: int, beta: float) -> None:
-    """Raises ValueError if cells, counters or beta is out of range.
-
-    The ranges are 1 <= cells <= MAX_CELLS, cells <= counters <= MAX_COUNTERS and 0 < beta < 1.
-    """
+    """Raises ValueError if cells, counters or beta is out of range."""
     if not 1 <= cells <= counters:
         got = f"cells={cells}, counters={counters}"
         raise ValueError(f"cells must be 1 to the number of counters, got {got}")

@@ -1,41 +1,35 @@
 """Privacy losses of the noise on one counter, and the privacy cost of padding.
 
-**Losses.** The analyzer sees a counter as c + Z: its count c plus noise Z ~ Binomial(N, p). Let
-b(z) = Pr[Z = z]. Replacing one user moves c up or down by one. Let P be the law of the output on
-one input, and Q the law on a neighbouring input. An outcome y drawn from P has the loss L(y) = log
-P(y) / Q(y); if y is impossible under Q, L(y) is +infinity. The delta of P and Q is E_P[(1 -
-exp(epsilon - L))_+]. Let r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))). The two
-moves are:
+**Losses.** The analyzer sees a counter as c + Z: its count c plus noise Z ~ Binomial(N, p).
+Replacing one user moves c up or down by one. Let P be the law of the output on one input, and Q the
+law on a neighbouring input. The loss of an outcome y is L(y) = log P(y) / Q(y). If y is impossible
+under Q, the loss is infinite. The delta of P and Q is E_P[(1 - exp(epsilon - L))_+].
 
-* up (the output is 1 + Z under P, Z under Q): for y = z + 1 with z < N, the mass under P is b(z),
-  and the loss is -r(z + 1). The outcome y = N + 1 is impossible under Q, so its mass b(N) = p^N has
-  infinite loss.
-* down (the output is Z under P, 1 + Z under Q): for y > 0, the mass under P is b(y), and the loss
-  is r(y). The outcome y = 0 is impossible under Q, so its mass b(0) = (1 - p)^N has infinite loss.
+Let b(z) = Pr[Z = z] and r(y) = log b(y) / b(y - 1) = log((N - y + 1) p / (y (1 - p))).
 
-The code computes b from the r(y) alone (b(y) / b(y - 1) = exp r(y)), and then normalises b. No
-gamma function of N is subtracted from another. The log of a mass is a sum of r(y), each rounded
-once; the relative error of a mass is at most `mass_error`. Outcomes farther than w from the mean N
-p are left out, where w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) and D = `TAIL_EXPONENT`. By
+* Up (the output is 1 + Z under P, Z under Q): for z < N, the outcome z + 1 has mass b(z) and loss
+  -r(z + 1). The outcome N + 1 has mass b(N) and infinite loss.
+* Down (the output is Z under P, 1 + Z under Q): for y > 0, the outcome y has mass b(y) and loss
+  r(y). The outcome 0 has mass b(0) and infinite loss.
+
+The code computes b from sums of r(y), and then normalises b. Outcomes farther than w from the mean
+N p are left out, where w = D / 3 + sqrt(D^2 / 9 + 2 N p (1 - p) D) and D = `TAIL_EXPONENT`. By
 Bernstein's inequality, their mass is at most exp(-D) on each side. Upper bounds count this mass as
-infinite loss; lower bounds ignore it.
+infinite loss; lower bounds ignore it. Paper 000 (section V, appendix D) has Chernoff bounds and the
+constant 96 in place of the exact distribution.
 
-This module analyses the protocol of paper 000 (section V, appendix D). Where the paper uses
-Chernoff bounds and the constant 96, this module uses the exact distribution.
-
-**Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). The number of
-these 1-bits, before any are dropped, is S ~ Binomial(bits * counters, p). Let M be the mechanism
-with unlimited slots, which is (epsilon, beta_c)-DP. Let M' be the real mechanism, which drops noise
-bits that do not fit. If M and M' draw the same noise, their outputs differ only if some user's S
-exceeds noise_slots. That event depends on noise alone, so on *every* input its probability is at
-most eta = n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
+**Padding.** A report has `noise_slots` slots for its noise bits that are 1 (1-bits). Let S ~
+Binomial(bits * counters, p) be the number of 1-bits before any are dropped. Let M be the mechanism
+with unlimited slots, which is (epsilon, beta_c)-DP, and M' the mechanism that drops noise. If M and
+M' draw the same noise, their outputs differ only if some user's S exceeds noise_slots. Data has
+slots of its own, so on *every* input this probability is at most eta = n Pr[S > noise_slots]. Hence
+for neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
                    <= e^epsilon (Pr[M'(D') in E] + eta) + beta_c + eta,
 
-so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP. Data has slots of its own, so this event is
-independent of the data. If data and noise shared slots, a long episode would displace noise.
+so M' is (epsilon, beta_c + (1 + e^epsilon) eta)-DP.
 """
 
 from __future__ import annotations
@@ -57,7 +51,6 @@ UNIT_ROUNDOFF = 2.0**-53
 
 LOSS_ERROR = 2.0**-46
 """A bound on the rounding error of one loss: at most five roundings with |logarithm| below 100."""
-
 
 EXACT = 2**53
 """Doubles represent counts exactly up to this number."""
@@ -130,10 +123,9 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 def step_losses(q: float) -> Losses:
     """Returns the losses of a move by one, up or down, under discrete Laplace noise Z.
 
-    Pr[Z = z] is proportional to q**|z|. Let the output be 1 + Z under P and Z under Q. The ratio
-    P(y) / Q(y) is 1 / q for y >= 1, and q for y <= 0. With a = -log q, the loss is a with
-    probability Pr[Z >= 0] = 1 / (1 + q), and otherwise -a. If q = f / (1 - f), a bit that is
-    flipped with probability f has the same losses with the same probabilities.
+    Pr[Z = z] is proportional to q**|z|. With a = -log q, the loss is a with probability Pr[Z >= 0]
+    = 1 / (1 + q), and otherwise -a. A bit that is flipped with probability f has the same losses if
+    q = f / (1 - f).
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
@@ -145,8 +137,8 @@ def step_losses(q: float) -> Losses:
 def trim(losses: Losses, budget: float) -> Losses:
     """On each side, moves the longest tail whose mass is at most `budget` to `dropped`.
 
-    A tail of tiny mass at huge loss adds little to delta, but it would dominate the moment
-    generating function that bounds the errors.
+    A tail of tiny mass at huge loss would dominate the moment generating function that bounds the
+    errors.
     """
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
     start = int(np.searchsorted(below, budget, side="right"))

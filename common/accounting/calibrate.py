@@ -1,46 +1,25 @@
 """Calibration: the least noise that gives an (epsilon, beta) guarantee, and its padding.
 
-**Shuffle, exact.** A batch costs one ciphertext per bit that is 1 (1-bit), so `exact` looks for the
-fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j for j =
-1..10. For each p it finds the least number N of bits on a counter, and from N the bits per user.
-Rounding up to whole bits per user adds 1-bits. If rounding adds more than the fraction WASTE, the
-search also tries p = k / 2^32. The bits per user are then those of the p = 2^-j that has the fewest
-1-bits before rounding. In large batches this is one bit per user. Noise with a small p has half the
-1-bits of fair bits (p = 1/2) with the same variance. At large epsilon, fair bits are better
-nevertheless. With a small p a counter may be zero, which shows that nobody was counted there.
+**Shuffle, exact.** A batch costs one ciphertext per noise bit that is 1 (1-bit), so `exact` looks
+for the fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j
+for j = 1..10 and rounds up to whole bits per user. If rounding adds more than the fraction WASTE,
+the search also tries p = k / 2^32. At the same variance, a small p has about half the 1-bits of p =
+1/2. At large epsilon, p = 1/2 is better nevertheless.
 
-beta is split: OVERFLOW_SHARE of it pays for noise that finds no slot in its report, and the rest
-for the counters' losses. At H = 6, epsilon = 1, n = 4096, a share of half this size would need
-about 1 % more slots. The chosen share leaves 1 % less of beta for the losses, which costs 0.06 % of
-epsilon, or about 0.1 % more noise.
+**Shuffle, paper.** Paper 000 (section V, proof of Lemma 10) has epsilon' = epsilon / (3 H), beta' =
+beta / (H X A) and tau = 96 log(2 / beta') / epsilon'^2. If n <= tau, each user adds ceil(tau / n)
+fair bits to every counter. If n > tau, each user adds one bit with p = tau / (2 n). The papers
+split epsilon as if replacing one user changed one counter in each layer and family. In fact it
+changes two. But the constant 96 is so large that the exact guarantee is far below epsilon.
 
-**Shuffle, paper.** The papers' own calibration (paper 000, section V and proof of Lemma 10) has
-epsilon' = epsilon / (3 H), beta' = beta / (H X A) and tau = 96 log(2 / beta') / epsilon'^2. The
-proof needs sqrt(6 log(2 / beta') / tau) <= epsilon' / 4, and this tau is the smallest that gives
-it. If n <= tau, each user adds ceil(tau / n) fair bits to every counter. If n > tau, each user adds
-one bit with p = tau / (2 n). The split of epsilon assumes that replacing one user changes one
-counter in each layer and family. In fact it changes two, so the papers' own composition gives 2
-epsilon. But the constant 96 is so large that the exact guarantee, which `account` computes, is far
-below epsilon.
-
-**Shuffle, conference.** Paper 003, section V, has the same noise, but does not split beta over the
-counters: every counter gets beta' = beta.
+**Shuffle, conference.** Paper 003, section V, has the same noise with beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). Paper 004's alternative is discrete Laplace noise on each counter. If the
-ratio of its neighbouring probabilities is q = f / (1 - f), Laplace noise has exactly the losses of
-flips, and so the same (epsilon, beta). Laplace noise has the variance 2 q / (1 - q)**2 per user.
-Because flips only need to hide a bit, they have half this variance: f (1 - f) / (1 - 2 f)**2 = q /
-(1 - q)**2. Therefore Riffle always uses flips. Different probabilities for flipping ones and zeros
-would save more. If one user changes one pair of bits, they would save 6 % of the variance at
-epsilon = 1, and more at larger epsilon. But the variance would then depend on the data.
+(randomised response). Paper 004 has discrete Laplace noise on each counter instead. With q = f / (1
+- f), that noise has the same losses as flips, but twice the variance of a debiased bit.
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
-the smaller variance. If one user changes few counters, the choice is Laplace noise, which needs no
-beta. If one user changes many, the choice is binomial noise: a discrete form of the Gaussian
-mechanism with exact accounting and exact draws. An example is epsilon = 1 and beta = 1e-5. For one
-pair of changed counters, Laplace noise has variance 7.8, and binomial noise 28.8. For six pairs,
-Laplace noise has variance 276, and binomial noise 167.
+the smaller variance. Laplace noise wins if one user changes few counters.
 """
 
 from __future__ import annotations
@@ -139,12 +118,11 @@ def calibrate(
 
     "exact" gives the required guarantee with the fewest expected noise bits that are 1. "paper"
     gives the noise of paper 000, and "conference" the noise of paper 003. For both, the result's
-    `account.epsilon_upper` is the epsilon that the noise guarantees. The aggregation "sums" has the
-    same noise as "messages" and no padding, so it ignores `max_messages`.
+    `account.epsilon_upper` is the epsilon that the noise guarantees. The aggregation "sums" has no
+    padding, so it ignores `max_messages`.
 
-    Raises CalibrationError if a report would need more than `max_messages` messages or MAX_DRAWS
-    noise bits. Raises the same error if "sums" would need words of more than 32 bits, or if epsilon
-    is too small for the accountant. Raises ValueError for other faults.
+    Raises CalibrationError if a report or a word of "sums" would be too large, or if epsilon is too
+    small for the accountant. Raises ValueError for other faults.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -237,8 +215,8 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n with at most max_messages messages a report; None if above 10^12.
 
-    A report gets shorter as n grows, except for jumps of about one slot. The returned n suffices.
-    Every smaller n that the bisection tried is too small.
+    A report gets shorter as n grows, except for jumps of about one slot. So a smaller n may also
+    fit.
     """
 
     def fits(n: int) -> bool:

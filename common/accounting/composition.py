@@ -1,25 +1,20 @@
 """Composition over batches: the guarantee of a run, and of a user who reports in several batches.
 
-* Parallel (`run_guarantee`): each user appears in one batch. Let batch b hold the report that
-  differs. Batches before b have the same distribution under both neighbours. Given the outputs of
-  these batches, batch b is (epsilon_b, beta_b)-DP. Later batches see only b's output and other
-  users' data, so they are post-processing. Over all b, the run is therefore (max epsilon_b, max
-  beta_b)-DP, however the learner adapts.
-* Sequential (`repeated_user_guarantee`): a user appears in t batches. The losses of all t batches
-  add up, so all their moves are composed exactly. The numbers of moves up and of moves down are
-  equal, so one epsilon covers both orders of the two neighbours. The deployment of a batch may
-  depend on earlier results, but one distribution dominates the batch's loss in every case. Adaptive
-  deployments are therefore covered (Zhu, Dong and Wang 2022, Theorem 10). Only the events (n and
-  noise of each batch) must be fixed beforehand. beta also pays for dropped noise: (1 + e^epsilon)
-  times the batches' total `overflow`.
+* Parallel (`run_guarantee`): each user appears in one batch. Batches before it have the same
+  distribution under both neighbours. Batches after it see only its output and other users' data, so
+  they are post-processing. The run is therefore (max epsilon_b, max beta_b)-DP over its batches b,
+  however the learner adapts.
+* Sequential (`repeated_user_guarantee`): a user appears in several batches, whose losses add up.
+  All their moves are composed exactly. The deployment of a batch may depend on earlier results,
+  because one distribution dominates the batch's loss in every case (Zhu, Dong and Wang 2022,
+  Theorem 10). Only the n and the noise of each batch must be fixed beforehand. beta also pays for
+  dropped noise: (1 + e^epsilon) times the batches' total `overflow`.
 * One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, but
-  nobody knows in which. A group is, for example, the batches of an epoch. The guarantee holds for
-  every choice.
+  nobody knows in which. A group is, for example, the batches of an epoch.
 
-If later events depend on earlier results, a privacy filter can still keep a limit (Rogers, Roth,
-Ullman and Vadhan 2016). With the filter, a user takes no part in a batch that would exceed the
-limit. The filter may compose exactly, for two reasons: the dominating pairs do not depend on data,
-and a public descriptor states n and the noise before the user decides.
+A privacy filter can keep a limit even if later events depend on earlier results (Rogers, Roth,
+Ullman and Vadhan 2016): a user takes no part in a batch that would exceed the limit. The filter may
+compose exactly, because no dominating distribution depends on data.
 """
 
 import math
@@ -40,8 +35,7 @@ MOST_CHOICES = 64
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
     """Returns the guarantee for users who appear in only one of several batches (parallel).
 
-    Epsilon and beta are the largest of the batches' ``guarantees``, and the dishonest fraction is
-    the smallest. If there are no batches, epsilon and beta are 0.
+    If there are no batches, epsilon and beta are 0.
     """
     if not guarantees:
         return Guarantee(0.0, 0.0)
@@ -78,11 +72,9 @@ def _composed(moves: tuple[AnyMoves, ...], beta: float, overflow: float) -> floa
 def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float) -> Guarantee:
     """Returns the guarantee at beta for a user who reports once in one batch of each group.
 
-    The guarantee is the weakest of the guarantees for all choices of batches. A batch is skipped if
-    another batch of its group is known to give no more privacy (`_dominates`). If more than
-    MOST_CHOICES choices are left, basic composition gives a valid but larger epsilon. For each
-    group, it takes the largest epsilon of the group's batches at beta / len(groups). The sum over
-    all groups is the result.
+    The guarantee is the weakest over all choices of batches. If more than MOST_CHOICES choices are
+    left, basic composition gives a valid but larger epsilon: the sum of each group's largest
+    epsilon at beta / len(groups).
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}
@@ -108,8 +100,7 @@ def _not_dominated(group: Collection[BatchEvent]) -> list[BatchEvent]:
 def _dominates(weak: BatchEvent, strong: BatchEvent) -> bool:
     """Returns whether ``weak`` certainly gives no more privacy than ``strong``.
 
-    Returns True if ``weak`` has no more noise, no fewer cells and no less overflow than ``strong``,
-    because adding noise is post-processing.
+    Adding noise is post-processing, so a batch with less noise gives no more privacy.
     """
     one, other = (moves_of(event.noise, event.honest, 1) for event in (weak, strong))
     if isinstance(one, Moves) and isinstance(other, Moves) and one.p == other.p:

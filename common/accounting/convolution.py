@@ -2,34 +2,28 @@
 
 **Grid.** Losses are moved to multiples of Delta.
 
-* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): let an atom with a
-  loss l in [k Delta, (k + 1) Delta] have mass p under P and q under Q (`binomial`). Two atoms, with
-  the losses k Delta and (k + 1) Delta, replace this atom. The masses of the two atoms sum to p
-  under P and to q under Q. Merging the two atoms gives the original atom back, and merging is
-  post-processing. Therefore P and Q on the grid are at least as easy to tell apart as the true P
-  and Q, also after composition. With f = l - k Delta, the atom at (k + 1) Delta gets the share (1 -
-  exp(-f)) / (1 - exp(-Delta)) of p. The error is of order Delta^2.
-* Lower (`round_down`): every loss is rounded down. A sum of smaller losses is smaller, and (1 -
-  exp(epsilon - L))_+ grows with the loss L. Therefore the delta of the composition never exceeds
-  the true delta.
+* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): two atoms, with the
+  losses k Delta and (k + 1) Delta, replace an atom with a loss l between these two. The two atoms
+  have the mass of the old atom, both under P and under Q (`binomial`). Merging the two atoms is
+  post-processing and gives the old atom back. Therefore P and Q on the grid are at least as easy to
+  tell apart as the true P and Q. With f = l - k Delta, the upper atom gets the share (1 - exp(-f))
+  / (1 - exp(-Delta)) of the mass under P. The error is of order Delta^2.
+* Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with the loss L,
+  so delta never exceeds the true delta.
 
 **Tilt and window.** Let S be the sum of the finite losses under P, K(s) = log E[exp(s S)], and
 lambda the tilt. The tilted masses exp(lambda l) P(l) / exp(K(lambda)) are convolved instead of
-P(l). The far tail of S makes up delta, and the tilt puts this tail in the middle of the array. With
-the tilt, all errors of the transform are relative to delta, not to 1. The tilt and the window only
-affect how tight the bounds are, never whether they hold: `loss_curve` accounts for mass outside the
-window.
+P(l). The tilt puts the far tail of S, which makes up delta, in the middle of the array. All errors
+of the transform are then relative to delta, not to 1. Tilt and window never affect whether the
+bounds hold: `loss_curve` accounts for mass outside the window.
 
-**Rounding.** Higham, Accuracy and Stability of Numerical Algorithms (2nd ed.), Theorem 24.2, bounds
-the 2-norm error of a computed transform of length M. The error is at most log2(M) eta / (1 -
-log2(M) eta) times the transform's norm. Let u be the unit roundoff, mu the error of the twiddle
-factors, and gamma_4 = 4 u / (1 - 4 u). Then eta = mu + gamma_4 (sqrt(2) + mu). If mu is at most u,
-the error is below 8 u log2(M) times the norm. The inverse transform has the same bound. Propagating
-both bounds through all powers, products and the inverse gives one number that no cell's error
-exceeds.
+**Rounding.** Let u be the unit roundoff. The 2-norm error of a computed transform of length M is
+below 8 u log2(M) times the transform's norm, if the twiddle factors' errors are at most u (Higham,
+Accuracy and Stability of Numerical Algorithms, 2nd ed., Theorem 24.2). The inverse transform has
+the same bound. Propagating both bounds gives one number that no cell's error exceeds.
 
-This package uses np.sum for sums of products, not np.dot. At these lengths, np.dot's BLAS starts
-threads, which spin when cores are busy. Also, np.sum adds pairwise, with a smaller error.
+This package uses np.sum for sums of products: np.dot's BLAS starts threads, which spin when cores
+are busy.
 """
 
 from __future__ import annotations
@@ -51,9 +45,7 @@ STEPS = (2.0, 4.0, 5.5, 7.7, 11.0, 16.0)
 """Chernoff exponents to try, as multiples of 1 / standard deviation."""
 
 LARGEST_EXPONENT = 2.0**30
-"""Limit of the product of the tilt and the largest sum of losses. Rounding changes a product of
-this size by less than 1e-6. Without the limit, the tilt would be unbounded if the computed variance
-is only rounding error."""
+"""The largest product of the tilt and a sum of losses. Rounding changes it by less than 1e-6."""
 
 SMALLEST_WEIGHT = 1e-250
 """If the largest weight is smaller, the weights may be remnants of underflow."""
@@ -153,8 +145,7 @@ def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
 def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
     """Returns mass * exp(exponent - peak), and the peak, usually the largest exponent.
 
-    If the largest exponent has no mass and all weights would underflow, the peak is the largest
-    exponent that has mass.
+    If all weights would underflow, the peak is the largest exponent that has mass.
     """
     peak = float(exponent.max())
     weight = mass * np.exp(exponent - peak)

@@ -1,9 +1,5 @@
 """Searches for the least noise that the accountant accepts for a guarantee (epsilon, beta).
 
-Epsilon falls like 1 / sqrt(variance), and faster if counters are almost empty. The last two trials
-predict the next value to try; a bracket of one failing and one sufficient value corrects a bad
-prediction. The accountant has accepted the returned value.
-
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 Let noise of variance sigma^2 be added to a vector of L2 sensitivity S. The result is (epsilon,
 delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) -
@@ -111,7 +107,6 @@ def smallest(
     """Returns the smallest x in 1..limit with value(x) <= target; None if there is none.
 
     value(x) must fall as x grows. The answer is too large by less than max(1, x / 2^resolution).
-    For the returned x, value(x) has been computed and is <= target.
     """
     low, high = 0, limit + 1
     x, points = min(max(guess, 1), limit), list[tuple[float, float]]()
@@ -131,8 +126,9 @@ def smallest(
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
     """Returns the next value to try between low and high.
 
-    A secant through the last two points, in logarithms, predicts the value. A prediction next to an
-    end of the bracket is moved a step inside, so that the bracket closes.
+    A secant through the last two points, in logarithms, predicts the value. With only one point,
+    epsilon is assumed to fall like 1 / sqrt(x). A prediction next to an end of the bracket is moved
+    a step inside, so that the bracket closes.
     """
     if not points or not math.isfinite(y):
         return min(2 * low, (low + high) // 2) if low else high // 2

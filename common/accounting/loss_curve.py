@@ -1,28 +1,22 @@
 """Bounds epsilon and delta of replacing one user, by composing the losses of all changed counters.
 
-Replacing one user increases at most `cells` counters by one (moves up) and decreases at most
-`cells` by one (moves down). All counters carry independent noise. If the other users' data is
-fixed, the noisy counters are independent on both inputs. The total loss is therefore a sum of
-independent losses: those of `cells` moves up and `cells` moves down (`binomial`). Fewer moves are
-covered, because they are a post-processing of `cells` moves each way.
+Replacing one user moves at most `cells` counters up by one and at most `cells` down. All counters
+carry independent noise. The total loss is therefore a sum of independent losses: those of `cells`
+moves up and `cells` moves down (`binomial`). Fewer moves are a post-processing of these moves.
 
-Both directions. Let M be the mechanism, D and D' neighbours, and E any set of outputs. Delta must
-bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E], also with D and D' exchanged. The exchange turns
-every move up into a move down, and every move down into a move up. After the exchange there are
-again `cells` moves up and `cells` moves down. Both directions therefore have the same loss
-distribution, and one delta covers both. (A move up and a move down have different losses. Some
-libraries compose 2 * cells moves up by default, which is wrong.)
+Both directions. Delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] for the mechanism M, all
+neighbours D and D', and any set E of outputs. Exchanging D and D' turns every move up into a move
+down, and every move down into a move up. The numbers of both are equal, so one delta covers both
+directions. Moves up and down have different losses, so 2 * cells moves up would be wrong.
 
-`convolution` puts the losses on a grid, tilts them, and multiplies powers of their discrete Fourier
-transforms of length M. Every error is counted on the safe side:
+`convolution` works on a grid, with transforms of length M. Every error is counted on the safe side:
 
 * Aliases: transforms add indices modulo M. Mass below the window reappears at its top, which only
-  raises the upper bound. Mass above the window is lost, so it is added to delta. Chernoff's bound
-  limits both masses on the grid, and the lower bound subtracts both.
-* Rounding of transforms: `convolution` gives one number e that no cell's error exceeds. The upper
-  bound adds e to every mass; the lower bound subtracts it.
-* Other rounding: both bounds allow for the relative errors of masses and tilts, and for the
-  absolute errors of losses. Each move adds its errors.
+  raises the upper bound. Mass above the window is lost, so the upper bound adds it to delta.
+  Chernoff's bound limits both masses, and the lower bound subtracts both.
+* Rounding of transforms: the upper bound adds `Convolved.error` to every mass; the lower bound
+  subtracts it.
+* Other rounding: both bounds allow for the errors of masses, tilts and losses in each move.
 * Masses that `binomial` leaves out count as infinite losses in the upper bound, and not at all in
   the lower bound.
 """
@@ -74,8 +68,8 @@ TRIM_SHARE = 1e-5
 
 VARIANCE_CAP = 1e8
 """Noise of a larger variance is accounted as if it had this variance. The cap is valid because more
-noise is post-processing, and this variance suffices for epsilon = 0.003 at 18 cells and beta =
-1e-5."""
+noise is post-processing.
+"""
 
 SMALLEST_DELTA = 1e-15
 
@@ -87,7 +81,6 @@ DOTS = 2**14
 
 DOWN_PER_MOVE, DOWN_MOST = 2**10, 2**19
 """Grid length per move, and its limit, for `round_down`, whose error is moves * Delta / 2."""
-
 
 FAR = 600.0
 """A distance of two losses at which e^-distance is still far from underflow."""
@@ -138,10 +131,9 @@ class Curve:
     """Masses `mass` (M,) at ascending losses `loss` (M,), and the mass `infinite` at infinite loss.
 
     delta(epsilon) = infinite + sum over l > epsilon of mass(l) (1 - exp(epsilon - l)), the
-    hockey-stick divergence. As a function of exp(epsilon), delta is convex, decreasing, and linear
-    between two neighbouring losses. The method `epsilon` inverts delta exactly: it finds these two
-    losses, then solves a linear equation. The curve is valid from epsilon = `start` on. Below
-    `start`, the method `delta` returns 1; the method `epsilon` returns at least `start`.
+    hockey-stick divergence. Between two neighbouring losses, delta is linear in exp(epsilon). The
+    curve is valid from epsilon = `start` on. Below `start`, the method `delta` returns 1; the
+    method `epsilon` returns at least `start`.
     """
 
     loss: FloatArray
@@ -185,9 +177,8 @@ class Curve:
     def _first_past(self, delta: float, overflow: float) -> int:
         """Returns the index of the first loss where `_total` is at most delta or no longer falls.
 
-        `_total` is a convex function of exp(epsilon). So if "at most delta or no longer falling" is
-        true at one loss, it is true at all larger losses, and bisection finds the first such loss.
-        If only the last loss is left, returns its index without a test.
+        `_total` is a convex function of exp(epsilon), so bisection finds this loss. If only the
+        last loss is left, returns its index without a test.
         """
         first = int(np.searchsorted(self.loss, self.start, side="right"))
         indices = range(first, len(self.loss) - 1)
@@ -217,8 +208,8 @@ class Curve:
     def _solve_back(self, end: float, delta: float) -> float:
         """Returns the result of `_solve` for overflow 0, computed from the piece's far end.
 
-        If it were computed from the near end, exp(near end - loss) would underflow, and the piece
-        would seem flat.
+        Computed from the near end, exp(near end - loss) would underflow, and the piece would seem
+        flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -242,9 +233,8 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
     """Returns a composition with errors far below the delta `near`, and its upper curve.
 
     Errors at epsilon grow with exp(K(lambda) - lambda epsilon), for the tilt lambda
-    (`convolution`). The tilt from Chernoff's bound is right if tails are like a Gaussian's. If
-    counters are almost empty, the tail is heavier, and a tilt that suits the resulting epsilon
-    replaces the first tilt.
+    (`convolution`). The tilt from Chernoff's bound suits tails like a Gaussian's. The tail of
+    almost empty counters is heavier, and needs a tilt that suits the resulting epsilon.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -262,11 +252,11 @@ def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Cur
 def epsilon(
     moves: Sequence[AnyMoves], delta: float, bound: Bound = "upper", overflow: float = 0.0
 ) -> float:
-    """Returns a bound on epsilon at this delta.
+    """Returns a bound on epsilon at this delta; infinity if no epsilon works.
 
     Dropped noise uses up a part of delta: (1 + e^epsilon) * overflow. A lower bound subtracts the
-    same amount from delta(epsilon), because dropped noise raises or lowers the true delta by at
-    most this amount. The estimate ignores dropped noise. Returns infinity if no epsilon works.
+    same amount from delta(epsilon), because dropped noise may also lower the true delta by this
+    amount.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 
