@@ -4,24 +4,15 @@ The workflow is the central one of paper 000, Fig. 2. Users trust only the coord
 
 - A user sends the episode as it is, in one message: the indices of its increments, filled up with
   dummies to ``data_slots``.
-- The shuffler permutes the messages as in every workflow, although this protects nobody here.
+- The shuffler permutes the messages, although this protects nobody here.
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 
 Privacy. The coordinator, and anyone with its key, sees the trajectories. All other parties can read
-only the noisy counts, which are (epsilon, beta)-DP for replacing one user. Replacing one user
-increases at most ``cells`` counters by one and decreases at most ``cells`` by one.
-`common.accounting.binomial` gives the privacy losses of one changed counter; the accountant
-composes them exactly. The proof needs:
+only the noisy counts, which are (epsilon, beta)-DP for replacing one user. The proof needs:
 
 1. *Independent noise* on every counter.
 2. *One draw a batch*, however often the batch is counted (`coordinator.store.transactions.Store`).
 3. *Only the noisy counts are shown.* Even the number of dummies would reveal the true counts' sum.
-
-Draws are exact and use integers only. Discrete Laplace noise is the difference of two geometric
-variables. A geometric variable G is the number of uniform 32-bit words before the first that is at
-least the integer q 2^32. A word is less than q 2^32 with probability exactly q, so Pr[G >= k] is
-exactly q^k, and no logarithm or exponential is rounded. Binomial(N, 1/2) noise is the number of
-ones among N random bits.
 """
 
 import numpy as np
@@ -62,7 +53,7 @@ def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> I
 
 
 def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> Ints:
-    """Returns one draw for each counter (counters,)."""
+    """Returns one draw for each counter (counters,); nothing is rounded."""
     match noise:
         case Laplace():
             up, down = (_geometric(noise.numerator, counters, randomness) for _ in range(2))

@@ -9,16 +9,15 @@ three ways:
 - ``joint``: one symbol (x, a, x', r) per step; all other counts are sums over symbols.
 
 A batch with ``layer=None`` counts every step, with rewards. A batch with ``layer=h`` counts only
-the transitions of step h (in ``paper`` also its visits) and no rewards.
+step h, without rewards.
 
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
 dummy, which counts nothing, is the index after the last counter.
 
-The environment's owner may declare a support: the possible transitions. With a support, only the
-transitions, visits and rewards that it allows have counters, in the order above. The support is
-public and must never come from people's episodes. An episode outside the support has no encoding:
-its report has noise only, as after a failed episode. A support therefore never makes an episode
-change more counters, and the guarantee holds even if the declaration is false.
+The environment's owner may declare a support: the possible transitions. Then only what the support
+allows has a counter. The support is public and must never come from people's episodes. The report
+of an episode outside the support has noise only, so the guarantee holds even if the declaration is
+false.
 """
 
 import math
@@ -88,9 +87,8 @@ class Support:
 def possible_cells(support: Support, X: int, A: int, H: int) -> Ints:
     """Returns the possible (h, x, a, x') as sorted indices into an array (H, X, A, X).
 
-    Raises ValueError if the declaration does not fit the sizes or has over `MAX_COUNTERS`
-    transitions. Also raises ValueError if a list of states is not strictly ascending, or if a state
-    and action that can occur have no successor.
+    Raises ValueError if the declaration is malformed, does not fit the sizes, or has over
+    `MAX_COUNTERS` transitions.
     """
     if len(support.next) not in (1, H):
         raise ValueError(f"support: next has {len(support.next)} steps; it must have 1 or {H}")
@@ -195,9 +193,8 @@ class CounterLayout:
     def cells(self) -> int:
         """The most counters that replacing one user can increase, or can decrease, by one.
 
-        An episode increments at most one counter for each family and step in scope. If another
-        episode replaces this one, at most one counter of each family and step falls by one, and at
-        most one rises by one. The accountant relies on this number (`common.accounting.account`).
+        An episode increments at most one counter for each family and step in scope. The accountant
+        relies on this number (`common.accounting.account`).
         """
         return len(self.shapes) * self.layers
 

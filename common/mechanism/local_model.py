@@ -5,21 +5,16 @@ Users trust nobody.
 
 - A user writes the episode as C bits, one per counter, and flips each bit independently with
   probability f. One message carries all C bits.
-- The shuffler permutes the messages as in every workflow, although this protects nobody here.
+- The shuffler permutes the messages, although this protects nobody here.
 - The analyzer adds the n reports' bits and corrects for the flips. If a counter's bit is 1 in S of
-  n reports, (S - n f) / (1 - 2 f) is an unbiased count. The variance of this count is n f (1 - f) /
-  (1 - 2 f)**2.
+  n reports, (S - n f) / (1 - 2 f) is an unbiased count.
 
 Privacy. The *report itself* is (epsilon, beta)-DP for replacing its user, whatever other parties
-do. The guarantee holds against every reader, also against the shuffler and the analyzer together.
-If another episode replaces the user's, at most ``cells`` bits change from 0 to 1, and at most
-``cells`` from 1 to 0. A bit that changes has the privacy loss log((1 - f) / f) or -log((1 - f) / f)
-(`common.accounting.binomial.step_losses`). A bit that does not change has no loss. The proof needs:
+do. Replacing the user changes at most ``cells`` bits from 0 to 1, and at most ``cells`` from 1 to 0
+(losses: `common.accounting.binomial.step_losses`). The proof needs:
 
 1. *Independent flips.* They are independent of each other and of the data.
 2. *Fixed length.* Every report has C bits.
-
-`common.accounting.calibrate` says why a report has flips and not the Laplace noise of paper 004.
 """
 
 import numpy as np
@@ -40,8 +35,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the bytes of one report, with the first counter in the highest bit.
 
-    ``episode`` is None if the environment failed. All bits are then 0 before the flips. An episode
-    has at most ``cells`` bits that are 1, so the guarantee covers this report, too.
+    If the environment failed, ``episode`` is None, and all bits are 0 before the flips. The
+    guarantee covers this report, too.
     """
     bits = np.zeros(layout.counters, dtype=bool)
     if episode is not None:

@@ -1,23 +1,14 @@
 """Parameters of a batch: the noise of each trust model, the padding of a report, the guarantee.
 
-Nothing is drawn here: `shuffle_model`, `local_model` and `central_model` draw the noise.
+**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter, as in
+the Shuffle Privatizer of paper 000, section V. A bit that is 1 becomes one message, the index of
+its counter; a bit that is 0 is not sent. If all users together draw N bits for a counter, this
+counter's noise is Binomial(N, p). p is an integer over a power of two, so every node draws from
+exactly the same distribution.
 
-**Shuffle** (`Noise`). Each user adds `bits` independent Bernoulli(p) bits to every counter. Such
-noise is the Shuffle Privatizer of paper 000, section V. The paper has ceil(tau / n) bits with p =
-1/2, or one bit with p = tau / (2 n); `common.accounting.calibrate` gives tau. A bit that is 1
-becomes one message, the index of its counter; a bit that is 0 is not sent. Only the multiset of
-messages reaches the analyzer. If all users together draw N bits for a counter, this counter's noise
-is Binomial(N, p). p is an integer over a power of two, so every node draws from exactly the same
-distribution. No accountant has to trust a rounding of p.
-
-**Local** (`Flips`). Every user flips bits of their own report (`common.mechanism.local_model`).
-
-**Central** (`Laplace` or `FairBits`). The coordinator adds one draw to every counter
-(`common.mechanism.central_model`).
-
-**Padding** fixes the number of messages of a report. If this number varied, it would tell everyone
-who sees the upload something about the user's data. Data and noise have separate slots. Only noise
-is ever dropped. A drop happens if the noise has too few slots, which does not depend on the data.
+**Padding** fixes the number of messages of a report. A varying number would tell everyone who sees
+the upload something about the user's data. Data and noise have separate slots. Only noise is ever
+dropped, and whether this happens does not depend on the data.
 """
 
 from __future__ import annotations
@@ -216,9 +207,8 @@ def check_fraction(dishonest_fraction: float) -> None:
 def honest_reports(n: int, dishonest_fraction: float) -> int:
     """Returns how many of n reports count as honest: n - floor(dishonest_fraction * n).
 
-    The fraction is read as the shortest decimal that gives the same double, and the product is
-    exact. All roles therefore get the same number. For example, 0.3 of 10 is 3, although the double
-    0.3 is below 3/10.
+    The fraction is read as its shortest decimal, and the product is exact, so all roles agree. For
+    example, 0.3 of 10 is 3, although the double 0.3 is below 3/10.
     """
     if n < 1:
         raise ValueError(f"a batch needs n >= 1 reports, got {n}")

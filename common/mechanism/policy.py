@@ -1,8 +1,7 @@
-"""Policies, and mixtures of policies with weights that every role rounds in the same way.
+"""Policies, and mixtures of policies.
 
-A deterministic policy is an array (H, X) of actions. A mixture draws one policy for each episode.
-The weights of a mixture are integers, and 2**32 stands for probability 1. A draw compares a 32-bit
-word with sums of weights, so two machines never round differently.
+A policy is an array (H, X) of actions. A mixture draws one policy for each episode. Weights of
+policies are integers, so no two machines round them differently.
 """
 
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ Policies = npt.NDArray[np.int64]
 class Mixture:
     """Policies (M, H, X) with integer weights (M,) that sum to 2**32.
 
-    Raises ValueError if the shapes do not fit, a weight is not positive, or the weights' sum is
-    wrong.
+    Raises ValueError if the shapes do not fit, a weight is not positive, or the sum is wrong.
     """
 
     policies: Policies

@@ -1,22 +1,14 @@
-"""Two sources of randomness, with different types, so that no function can confuse them.
+"""Two sources of randomness: the operating system's CSPRNG, and seeded streams.
 
-`SystemRandomness` reads the operating system's CSPRNG. It is the source of all randomness that
-protects people (noise bits, reward bits, policy draws, the shuffler's permutation).
-`SeededRandomness` is for experiments and tests, and a deployed node refuses it. Each
-`SeededRandomness` is a stream with a key. The key says what the draws are for, such as (run, batch,
-slot, purpose), and never depends on the order of draws.
+All noise bits, reward bits and policy draws that protect people come from `SystemRandomness`.
+`SeededRandomness` is for experiments and tests, and a deployed node refuses it.
 
-`draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes. A
-counter's noise is the number of ones among ``bits`` Bernoulli(p) bits, p = k / 2^l. The draw is by
-inversion. Let F(j) = Pr[at most j ones], and let U be uniform in [0, 1), an endless string of
-random bits. The number of j with F(j) <= U has exactly the binomial law. The first 16 bits of U
-give an interval that contains U. If no F(j) lies in this interval, these bits decide the number of
-ones. If some F(j) lies in the interval, which happens in at most one draw in 256, `draw_counts`
-reads further bits. All comparisons are between integers, because F(j) times 2^(l * bits) is an
-integer. Nothing is rounded, and no accountant has to trust a rounding.
-
-The integers F(j) 2^(l * bits) grow with ``bits``. A counter's noise is therefore drawn in blocks of
-at most `BLOCK` bits, and the blocks' numbers of ones are added.
+`draw_counts` draws exact Binomial(bits, p) noise for many counters from few random bytes, by
+inversion. Let F(j) = Pr[at most j ones] among ``bits`` Bernoulli(p) bits, p = k / 2^l. Let U be
+uniform in [0, 1), an endless string of random bits. The number of j with F(j) <= U has exactly the
+binomial law. The first 16 bits of U usually decide this number; if not, `draw_counts` reads further
+bits. F(j) times 2^(l * bits) is an integer, so all comparisons are exact. These integers grow with
+``bits``, so noise is drawn in blocks of at most `BLOCK` bits.
 """
 
 import hashlib
@@ -60,7 +52,8 @@ class SystemRandomness:
 class SeededRandomness:
     """A reproducible stream for experiments: PCG64 from a SeedSequence.
 
-    `keyed` makes a stream. Streams with different keys are independent.
+    `keyed` makes a stream. Its key says what the draws are for, such as (run, batch, slot,
+    purpose). Streams with different keys are independent.
     """
 
     generator: np.random.Generator = field(repr=False)

@@ -9,15 +9,13 @@ Roles (paper 000, section V, with corrections):
 - The analyzer counts the messages of each counter and subtracts the noise's mean n * bits * p.
 
 Privacy. Against everyone who sees the permuted multiset of messages, the mechanism is (epsilon,
-beta)-DP for replacing one user, with the numbers that `common.accounting.account` gives. The proof
-needs four facts:
+beta)-DP for replacing one user (`common.accounting.account`). The proof needs four facts:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts. If a message held a user's sum of data and noise instead, the sums would
-   reveal more than the counts do.
+   of the C noisy counts.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
 3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
-   ever dropped. The probability of a drop depends on noise alone and is charged to beta.
+   ever dropped. beta pays for the probability of a drop.
 4. *No information in dummies.* The number of dummies is nL minus the sum of the noisy counts.
 """
 
@@ -42,9 +40,8 @@ def draw_noise(counters: int, noise: Noise, randomness: Randomness) -> Ints:
 def pad(data: Ints, noise_ones: Ints, padding: Padding, dummy: int, randomness: Randomness) -> Ints:
     """Returns exactly L messages: data, noise and dummies. Raises ValueError if data has no room.
 
-    Data is never dropped, because it has slots of its own. If noise exceeds its slots, a uniformly
-    random subset of the noise stays. The accountant charges this event to beta, so any choice of
-    the subset is private. A uniform choice gives all counters the same bias.
+    If noise exceeds its slots, a uniformly random subset of the noise stays, so that all counters
+    get the same bias.
     """
     if data.size > padding.data_slots:
         raise ValueError(f"{data.size} data messages exceed {padding.data_slots} data slots")
@@ -66,8 +63,8 @@ def encode(
 ) -> Ints:
     """The user's part: returns the L messages (L,) of one report.
 
-    ``episode`` is None if the environment failed. The report then carries only noise and padding:
-    the guarantees of the batch's other users rely on its noise.
+    If the environment failed, ``episode`` is None. The report still carries noise, on which the
+    guarantees of other users rely.
     """
     data = np.empty(0, dtype=np.int64) if episode is None else layout.encode(episode)
     ones = draw_noise(layout.counters, noise, randomness)

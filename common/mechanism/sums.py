@@ -1,13 +1,12 @@
 """The sums mechanism: the shuffler adds masked vectors, and the analyzer removes the masks.
 
-Data, noise and the guarantee against the analyzer are as in the shuffle mechanism
-(`shuffle_model`). But a report is one masked vector, which costs one key agreement instead of one
-for each message. Words have w bits, and all additions are modulo 2^w.
+Data and noise are as in `shuffle_model`. But a report is one masked vector, which costs one key
+agreement instead of one for each message. Words have w bits, and all additions are modulo 2^w.
 
 - A user writes data plus noise as a vector of C words, one for each counter. A fresh X25519 key
   pair (private e, public E) gives the user a secret in common with the analyzer. HKDF turns this
-  secret into a key, and AES-CTR turns the key into a mask of C words. The report is E, then the
-  masked vector: vector plus mask.
+  secret into a key, and AES-CTR turns the key into a mask of C words. The report is E, then vector
+  plus mask.
 - The shuffler adds the masked vectors of all n users and permutes their n keys E.
 - The analyzer computes the mask of each E and subtracts it from the sum. The sum of the users'
   vectors remains.
@@ -18,17 +17,15 @@ are pseudorandom to it. Shuffler and analyzer together can read every vector. Th
 facts:
 
 1. *One sum a batch*, over all n reports. Two sums over sets that differ in one user would reveal
-   that user's vector. Therefore the analyzer must never need a sum that leaves a bad report out.
-   The analyzer never needs such a sum, because any 32 bytes count as a key E and have a mask. If E
-   is a point of low order, it gives no shared secret, and zeros replace the secret.
+   that user's vector. The analyzer never needs a sum that leaves a bad report out, because any 32
+   bytes count as a key E and have a mask.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
 3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
    count a user twice.
 4. *Independent binomial noise*, as in `shuffle_model`. No padding drops any of it.
 
-Words. The sum of n users' data and noise must stay below 2^w. Data is at most n. The words have
-room for noise of up to `DEVIATIONS` standard deviations above its mean. The accountant charges the
-probability of larger noise to beta.
+The sum of n users' data and noise must stay below 2^w. Words have room for noise of up to
+`DEVIATIONS` standard deviations above its mean; beta pays for larger noise.
 """
 
 from typing import Any
@@ -83,8 +80,7 @@ def encode(
 ) -> Words:
     """The user's part, first step: returns data plus noise as a vector (C,).
 
-    Draws exactly the noise that `shuffle_model.encode` draws. ``episode`` is None if the
-    environment failed.
+    If the environment failed, ``episode`` is None, and the vector is noise only.
     """
     vector = draw_counts(layout.counters, noise, randomness)
     if episode is not None:

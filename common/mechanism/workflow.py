@@ -1,14 +1,12 @@
 """The three workflows of paper 000, Fig. 2, which differ in what a report holds.
 
 - ``shuffle`` trusts the shuffler and a share of the users. A report is L messages of one index
-  each; all users add noise (`common.mechanism.shuffle_model`).
-- ``local`` trusts nobody. A report is one message with a bit for each counter, flipped at
-  random (`common.mechanism.local_model`).
+  each; all users add noise (`common.mechanism.shuffle_model`). Or a report is one masked vector
+  (`common.mechanism.sums`).
+- ``local`` trusts nobody. A report is one message with a bit for each counter, flipped at random
+  (`common.mechanism.local_model`).
 - ``central`` trusts the coordinator. A report is one message of raw indices; the coordinator adds
   noise to their counts (`common.mechanism.central_model`).
-
-Descriptor, leases, seals, permutation and ledger are the same in all three workflows. With the
-trust model ``shuffle``, a report may also be one masked vector (`common.mechanism.sums`).
 """
 
 from dataclasses import dataclass
