@@ -61,7 +61,7 @@ class RoleSettings(BaseSettings):
     def hex_value(self, name: str) -> bytes:
         """Returns the 32 bytes of a setting, given as hexadecimal text or as a file of such text.
 
-        Raises LocalError ``invalid-spec`` if neither is set. Also raises the errors of `hex_file`.
+        Raises LocalError ``invalid-spec`` if neither is set, or the text is malformed.
         """
         text, file = getattr(self, name, None), getattr(self, f"{name}_file")
         variable = self.prefix() + name.upper()
@@ -166,7 +166,7 @@ def file_bytes(variable: str, file: Path) -> bytes:
 def hex32(variable: str, text: bytes) -> bytes:
     """Returns a key or hash (32 bytes) from hexadecimal text; blanks around it are ignored.
 
-    Raises LocalError ``invalid-spec``. The message does not quote the text, which may be secret.
+    Raises LocalError ``invalid-spec``, whose sentence omits the text: the text may be secret.
     """
     try:
         value = bytes.fromhex(text.decode("ascii").strip())

@@ -3,10 +3,9 @@
 Nodes and the command line import this module, so it loads no web framework.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
-replica does not answer is sent to the next. Every request in Riffle may be repeated, so it does not
-matter whether the first attempt arrived. An address that failed is avoided for a while; this time
-doubles with each further failure. If all addresses failed, they are tried anyway. An answer with a
-5xx status is returned as it is, and the next request goes to another replica.
+replica does not answer is sent to the next, because every request in Riffle may be repeated. An
+address that failed is avoided for a while; this time doubles with each further failure. An answer
+with a 5xx status is returned as it is, and the next request goes to another replica.
 """
 
 import hashlib

@@ -1,18 +1,12 @@
 """The head of a database: a number outside it that reveals an outdated copy.
 
-The database holds a number, too. A transaction that must not be forgotten raises this number. After
-the commit, and before anybody relies on the transaction, the number is written into a folder
-outside the database. If the database's number is below the folder's number, somebody emptied the
-database or replaced it by an older copy. Such a database lacks something that somebody relies on.
-
-This order of commit and write makes crashes harmless: the folder never has a number that is not yet
-durable in the database. If a process is killed between commit and write, the database is ahead of
-the folder. The next start accepts this database and updates the folder.
+A transaction that must not be forgotten raises a number in the database. After the commit, and
+before anybody relies on the transaction, the number is written into a folder outside the database.
+If the database's number is below the folder's, somebody emptied the database or replaced it by an
+older copy. If a process is killed between commit and write, its next start writes the number.
 
 The folder holds each number as the name of an empty file, and the highest number counts. Several
-processes may therefore share the folder without a lock. A process may have a folder of its own.
-Such a folder misses only what other processes changed since its process last started or raised the
-number.
+processes may therefore share the folder without a lock.
 """
 
 import os

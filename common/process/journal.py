@@ -4,12 +4,8 @@ A line has ``time`` (UTC), ``level``, ``service``, ``event`` and the event's fie
 ``JOURNAL`` lists the only fields that the role may log: the shuffler's in `shuffler.metrics`, the
 coordinator's in `coordinator.metrics`, a node's in `node_client.settings`.
 
-No log contains texts of exceptions, values of variables or requested paths, because they can name
-people. Instead:
-
-- An unexpected error is logged as its type and its places in the code.
-- A request is logged as the template of its route.
-- A library's log record is logged as its logger, place in the code and type of error.
+No log contains texts of unexpected exceptions, values of variables or requested paths, because they
+can name people.
 """
 
 import json
@@ -64,8 +60,7 @@ class Journal:
     def fatal(self, error: RiffleError) -> None:
         """Logs why the process ends.
 
-        Every role may log this error's sentence, because it is about the role's own settings, files
-        and credentials, not about a request.
+        The error's sentence is about the role's own settings and files, so it may be logged.
         """
         self._log.error(Event(event="ended", problem=error.slug, detail=error.detail))
 

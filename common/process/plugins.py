@@ -2,8 +2,7 @@
 
 A reference to a file is ``path/to/file.py:name``. The file's code runs with the rights of this
 process. Therefore references to files come from a command line or from a process's own settings,
-never from a request. The names that a request may contain (`coordinator.specs.LearnerName`) cannot
-refer to a file.
+never from a request (`coordinator.specs.LearnerName`).
 """
 
 import difflib
@@ -49,8 +48,7 @@ def short_name(reference: str) -> str:
 def load_file(reference: str) -> Constructor:
     """Runs a file and returns the class or function that ``path/to/file.py:name`` names.
 
-    Raises LocalError ``invalid-spec`` if the file or the name is missing, or if the file's code
-    fails (the error names the line).
+    Raises LocalError ``invalid-spec`` if file or name is missing, or the file's code fails.
     """
     path, _, name = reference.rpartition(":")
     file = Path(path).resolve()
@@ -104,10 +102,9 @@ def takes_any_name(constructor: Constructor) -> bool:
 def describe_error(error: BaseException, file: str | None = None) -> str:
     """Describes an error in external code in one line: its type, text, file and line.
 
-    ``file`` is the external code's file, where its author looks for a mistake. The line is the
-    innermost line of the traceback in this file. If the traceback has no line in this file, the
-    line is the innermost line of all. Call `describe_error` in the function that called the
-    external code: the frame of that function is left out.
+    The line is the innermost line in ``file``, the external code's own file. If the traceback has
+    no such line, the line is the innermost of all. Call `describe_error` in the function that
+    called the external code: the frame of that function is left out.
     """
     place = place_of(error, file)
     if isinstance(error, SyntaxError):
@@ -145,10 +142,7 @@ def fingerprint(code: object) -> str:
 
 
 def own_files() -> tuple[tuple[str, int], ...]:
-    """Returns the files of imported modules for which `_is_own` holds, and when each last changed.
-
-    Modules that `load_file` made are left out.
-    """
+    """Returns the user's own imported files (`_is_own`), and when each last changed."""
     names = [name for name in sys.modules if not name.startswith(FILE_MODULE) and _is_own(name)]
     files = {str(getattr(sys.modules[name], "__file__", "")) for name in names}
     return tuple((f, Path(f).stat().st_mtime_ns) for f in sorted(files) if Path(f).is_file())

@@ -1,13 +1,11 @@
 """Traces for operators who run a collector: OpenTelemetry over OTLP/HTTP.
 
-Tracing is on when the environment names a collector (``OTEL_EXPORTER_OTLP_ENDPOINT``,
-OpenTelemetry's own variable) and the extra ``riffle-rl[tracing]`` is installed. The spans are named
-request, seal, permute, store, fetch, open and plan. The spans' attributes come from an allow-list;
-no attribute names a node, a user, a lease, a batch or a run.
+Tracing is on if ``OTEL_EXPORTER_OTLP_ENDPOINT``, OpenTelemetry's own variable, names a collector.
+It needs the extra ``riffle-rl[tracing]``. Attributes of spans come from an allow-list; no attribute
+names a node, a user, a lease, a batch or a run.
 
-No trace crosses services: no service sends or reads ``traceparent``. A trace from a node to the
-coordinator would undo the shuffle. A shuffler's traces, like its metrics, show when single uploads
-arrived, so only its own operator may see them.
+No service sends or reads ``traceparent``: a trace from a node to the coordinator would undo the
+shuffle. A shuffler's traces show when single uploads arrived, so only its operator may see them.
 """
 
 import functools
@@ -36,8 +34,7 @@ _tracer: "Tracer | None" = None
 def export_spans(service: str) -> Iterator[None]:
     """Sends the spans of ``service`` to a collector, if the environment names one.
 
-    Raises LocalError ``invalid-spec`` if the environment names a collector but the extra is not
-    installed.
+    Raises LocalError ``invalid-spec`` if the extra is needed but not installed.
     """
     if not any(os.environ.get(name) for name in VARIABLES):
         yield

@@ -1,8 +1,7 @@
 """The batch descriptor: one immutable signed document that defines a batch.
 
-The coordinator writes a descriptor, signs its bytes (Ed25519) and deposits it at the shuffler. The
-shuffler checks it, adds a fresh per-batch public key and countersigns. Nodes fetch it from the
-shuffler. The digest is SHA-256 over a protocol label and the descriptor's bytes as received. Every
+The coordinator signs a descriptor's bytes (Ed25519). The shuffler adds a fresh public key of the
+batch and countersigns. The digest is SHA-256 over a protocol label and the bytes as received. Every
 seal is bound to the digest, so nothing sealed under one descriptor opens under another.
 
 Parsing is strict: it refuses unknown fields, wrong types and inconsistent sizes.
@@ -87,7 +86,6 @@ class Epoch:
     def of(cls, expires_at: int, seconds: int | None) -> "Epoch | None":
         """Returns the epoch of a batch that expires at ``expires_at``.
 
-        A batch belongs to the epoch in which it expires, even if it opened before that epoch began.
         The signed document alone determines the epoch, so no clock decides it.
         """
         if seconds is None:
@@ -104,9 +102,8 @@ def bars_until(epoch: Epoch | None) -> int:
 def may_report(barred_until: int, epoch: Epoch | None) -> bool:
     """Returns whether a user who is barred until ``barred_until`` may report in this epoch.
 
-    ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. A user's
-    next report is always in a later epoch. Nobody can therefore report in two epochs that overlap,
-    even if a clock goes back or the length of epochs changes.
+    ``barred_until`` is the `bars_until` of the user's last report, or 0 if there is none. Nobody
+    can report in two epochs that overlap, even if a clock goes back or epochs get another length.
     """
     return not barred_until or (epoch is not None and barred_until <= epoch.start)
 

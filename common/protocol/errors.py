@@ -129,13 +129,11 @@ def parse_retry_after(value: str | None, now: datetime) -> float:
 def read_refusal(
     peer: str, status: int, body: bytes, retry_after: str | None, now: datetime
 ) -> RiffleError:
-    """Returns the error for an unsuccessful answer.
+    """Returns the error for an unsuccessful answer of ``peer``.
 
     A deliberate refusal is a problem document with one of Riffle's slugs and that slug's status. If
-    its status is not temporary, a deliberate refusal becomes a RemoteError. Every other answer
-    becomes LocalError ``unavailable``: for example a proxy's page, a redirection, or half a
-    document. ``peer`` names the sender in the error's sentence. ``retry_after`` is the Retry-After
-    header.
+    this status is not temporary, the refusal becomes a RemoteError. Every other answer, such as a
+    proxy's page, becomes LocalError ``unavailable``. ``retry_after`` is the Retry-After header.
     """
     document = problem_document(body)
     slug = problem_slug(document)

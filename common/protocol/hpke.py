@@ -94,8 +94,7 @@ def open_histogram(
     """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
     Returns a histogram (counters + 1,): the number of messages of each index, dummies last. Also
-    returns the positions of messages that did not open, or whose index is above the dummy's. Every
-    message is either counted or listed.
+    returns the positions of messages that did not open, or whose index is above the dummy's.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

@@ -1,8 +1,8 @@
 """Checks that each party makes itself: a batch's guarantee, its trust model, and pinned keys.
 
 The shuffler checks a descriptor on deposit, a node before it takes a slot, and the analyzer when it
-writes the ledger. Nobody trusts the guarantee that a descriptor claims. Each party recomputes it
-from n, noise, padding and counters, at a dishonest fraction of its *own* choice.
+writes the ledger. Each party recomputes the guarantee from n, noise, padding and counters, at a
+dishonest fraction of its *own* choice.
 """
 
 import math
@@ -44,9 +44,7 @@ def check_trust(
 ) -> None:
     """Raises RemoteError ``trust-refused`` unless trust model and aggregation are allowed here.
 
-    A batch of another trust model may give the same epsilon, but protects against fewer parties:
-    with ``central``, the coordinator reads every trajectory. With the aggregation ``sums``, one
-    dishonest report can set every counter to any value.
+    A batch of another trust model may give the same epsilon, but protects against fewer parties.
     """
     for kind, value, choices in (
         ("aggregation", descriptor.aggregation, aggregations),
@@ -62,9 +60,8 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
     """Raises RemoteError ``epoch-refused`` unless the batch's epoch is allowed here and now.
 
     ``shortest`` is the shortest epoch that is allowed here, in seconds. If ``shortest`` is None, a
-    user may only report once in a lifetime. The batch must belong to the current epoch or to the
-    next. If later epochs were allowed, batches of many epochs could be open at once, and a person
-    could report in all of them on one day.
+    user may only report once in a lifetime. Epochs after the next are refused: if batches of many
+    epochs were open at once, a person could report in all of them on one day.
     """
     seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
     if seconds is None or epoch is None:
@@ -107,9 +104,7 @@ def check_guarantee(
     """Refuses a descriptor if its noise gives less privacy than is required or promised.
 
     Returns the account of `required_event` at the required beta. Raises RemoteError
-    ``weak-guarantee`` if one owner may hold more than ``max_owner_share`` of the slots. Raises the
-    same error, which then quotes both epsilons, if epsilon_upper exceeds the required or the
-    promised epsilon.
+    ``weak-guarantee``, also if one owner may hold more than ``max_owner_share`` of the slots.
     """
     if descriptor.owner_share > max_owner_share:
         raise RemoteError(
@@ -138,8 +133,8 @@ def check_guarantee(
 def read_pins(file: Path | None) -> frozenset[str] | None:
     """Returns the public keys that an owner pinned in a file, or None if no file is given.
 
-    The file has one key of 64 hex digits per line; ``#`` begins a comment. Every call reads the
-    file. Raises LocalError ``invalid-spec`` if it is unreadable or empty, or a line is not a key.
+    The file has one key of 64 hex digits per line; ``#`` begins a comment. Raises LocalError
+    ``invalid-spec`` if the file is unreadable or empty, or a line is not a key.
     """
     if file is None:
         return None

@@ -1,8 +1,7 @@
 """Documents and frames that node, shuffler and coordinator exchange: types only, no storage.
 
 Reports and messages are raw bytes of fixed size, which pydantic never sees. An upload is one or
-more frames; a frame is lease id (16 bytes) || sealed report. The shuffler hands a batch over as n *
-L joined messages, or as one sum and n keys (`common.mechanism.sums`).
+more frames; a frame is lease id (16 bytes) || sealed report.
 """
 
 from dataclasses import dataclass
@@ -34,8 +33,8 @@ DECLINE_SECONDS = 20
 class _Item:
     """Base of items that occur by the thousand in a document.
 
-    Parsing an item is as strict as parsing a `Document`. Constructors check nothing, and items are
-    not frozen: checks or freezing would cost more than all other processing of the item.
+    Parsing is as strict as for a `Document`. Constructors check nothing, and items are not frozen,
+    because both would cost more than all other processing of the item.
     """
 
     __slots__ = ()
