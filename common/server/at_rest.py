@@ -2,9 +2,9 @@
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Each file has a name that says what
 it holds, such as "signing key". The file's key is HKDF-SHA256 of the storage key's 32 random bytes,
-with this name in ``info``. Files of different names thus have different keys, so nonces need to
-differ only among versions of one file. The name is authenticated too, so one file cannot replace
-another. Without a storage key, files are in clear, which suits only a demonstration on one machine.
+with this name in ``info``. Nonces therefore need to differ only among versions of one file, and one
+file cannot replace another. Without a storage key, files are in clear, which suits only a
+demonstration on one machine.
 """
 
 import os
@@ -42,9 +42,8 @@ class StorageCipher:
     def open(self, data: bytes, name: str) -> bytes:
         """Returns the data that `seal` turned into a file's bytes under the same ``name``.
 
-        Raises LocalError ``invalid-spec`` if the file is encrypted and there is no key, or if the
-        key is wrong. If there is a key, also refuses a file in clear: nobody without the key can
-        slip in a file.
+        Raises LocalError ``invalid-spec`` if the key is wrong or missing. Also refuses a file in
+        clear if there is a key, so that nobody without the key can slip in a file.
         """
         if self._key is None:
             if is_sealed(data):
@@ -101,8 +100,7 @@ def _write(file: Path, data: bytes) -> None:
 def erase_file(file: Path) -> None:
     """Overwrites and removes a file; does nothing if it is gone, as in a retry after a crash.
 
-    Overwriting only helps on a file system that writes in place. On other systems, encrypt the
-    medium.
+    Overwriting only helps on a file system that writes in place. Elsewhere, encrypt the medium.
     """
     with suppress(FileNotFoundError):  # another replica may have removed it first
         with file.open("r+b") as stream:

@@ -5,23 +5,17 @@ SQLAlchemy Core over SQLite, for one process, or PostgreSQL, for several replica
 - A commit returns only once its data is on disk, and the service answers nobody before that.
 - Writing transactions run one after another. Each writing transaction takes the store's single
   writing lock when it begins. Therefore what a transaction has checked stays true until its commit,
-  on all replicas. No two writers can deadlock. Group commits (`shuffler.store.committer`) share the
-  cost of the lock and of writing to disk.
+  on all replicas, and no two writers can deadlock.
 - A reading transaction sees one state of the store.
 
-If a replica stalls for `IDLE_SECONDS` in the middle of a write, PostgreSQL ends the replica's
-transaction, which frees the lock.
+Opening an empty database creates the tables under the writing lock, so replicas may start together.
+A service refuses a store of another schema version and leaves the store unchanged.
 
-A store holds the version of its schema. Opening an empty database creates the tables under the
-writing lock. If several replicas start together, one replica creates the tables and the other
-replicas find them. A service refuses a store of another version and leaves it unchanged.
-
-Replicas notify each other with PostgreSQL's LISTEN and NOTIFY. The commit delivers a notification.
-It only wakes waiters, which then read the store. Waiters also check periodically, so a lost
-notification costs only a short delay. A SQLite file serves one process, which locks it.
+Replicas notify each other with PostgreSQL's LISTEN and NOTIFY. A notification only wakes waiters,
+which then read the store. Waiters also check periodically, so a notification may be lost.
 
 A store's head (`common.process.heads`) reveals an outdated database. The service writes the head
-before it answers anybody, and refuses a database whose number is below its head.
+before it answers anybody.
 """
 
 import asyncio
@@ -85,9 +79,9 @@ class Schema:
     metadata: sa.MetaData
 
     def prepare(self, connection: sa.Connection) -> None:
-        """Creates the tables in an empty database; refuses tables of another version.
+        """Creates the tables in an empty database.
 
-        Raises LocalError ``unavailable`` if it refuses.
+        Raises LocalError ``unavailable`` if the database has tables of another version.
         """
         tables, key = self.metadata.tables, f"{self.service} schema"
         present = tables.keys() & sa.inspect(connection).get_table_names()
@@ -183,7 +177,7 @@ class Head(HeadFolder):
     def start(self, connection: Connection) -> int:
         """Returns the number in a database that is being opened; the caller must `write` it.
 
-        If the number is below the folder's number, raises LocalError ``unavailable``, unless the
+        If the number is below the folder's, raises LocalError ``unavailable``, unless the
         operator's setting equals the folder's number. Then the database gets the next number, so
         the setting works only once.
         """
@@ -209,10 +203,9 @@ class Head(HeadFolder):
 def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engine:
     """Returns an engine of the database at ``url``; creates the tables if the database is empty.
 
-    With ``head``, as at a service's start, checks the whole database and compares its number with
-    that head. Raises LocalError ``unavailable`` if the database is out of reach, is damaged, has
-    another schema version, or has a number below the head. Raises LocalError ``invalid-spec`` if
-    the URL is malformed or its driver is missing.
+    With ``head``, as at a service's start, also checks the whole database and its number. Raises
+    LocalError ``unavailable`` if the database cannot be used, or ``invalid-spec`` if the URL is
+    malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:

@@ -1,10 +1,9 @@
 """Fast path for hot routes: skips FastAPI's routing and dependency injection.
 
-Routing and injection cost about 0.5 ms a request, more than all other work of a small request. A
-fast route is declared and documented like any other. `FastRoutes` calls the route's function with
-the path's parameters (all are ids), the request and the caller's token. If the function has a
-parameter ``query``, it also gets a model of the query string. FastAPI answers every other request,
-and requests to fast routes with a malformed id or query.
+Routing and injection cost more than all other work of a small request. `FastRoutes` calls the
+route's function with the path's parameters (all are ids), the request and the caller's token. If
+the function has a parameter ``query``, it also gets a model of the query string. FastAPI answers
+every other request, and requests to fast routes with a malformed id or query.
 """
 
 import inspect

@@ -1,12 +1,9 @@
 """Authentication of callers and their limits: token buckets, rate limits, concurrent requests.
 
 A request beyond a limit is refused at once, with the time after which its caller may try again.
-Holding such requests here would only move the queue. Nothing here does I/O.
 
-Callers are known by the hash of their token, and each has limits of its own. An attempt with an
-invalid token costs a lookup, and a guesser could try tokens without end. Therefore all failed
-attempts share one bucket. While this bucket is empty, only tokens that were valid before are looked
-up, and all other tokens are refused. A guesser thus cannot keep out a known caller.
+All failed authentications share one bucket, because each costs a lookup. While the bucket is empty,
+only tokens that were valid before are looked up. So a guesser cannot keep out a known caller.
 """
 
 import hmac
@@ -43,8 +40,7 @@ class TokenBucket:
     def take(self, amount: float, now: float) -> float:
         """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
-        ``now`` is in seconds; all calls must read it from the same clock. An amount above ``burst``
-        is taken once the bucket is full, which leaves the bucket below zero.
+        ``now`` is in seconds. A full bucket gives any amount, even one that leaves it below zero.
         """
         saved = self.burst if math.isnan(self._tokens) else self._tokens
         self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)
@@ -77,7 +73,7 @@ class RateLimit:
 class Credential:
     """The hash of a caller's token, the caller's limit, and the file with the token in clear.
 
-    ``file`` is relative to the folder that ``riffle network init`` makes. A refusal names the file.
+    A refusal names ``file``, which is in the folder that ``riffle network init`` makes.
     """
 
     token_hash: str
@@ -140,8 +136,8 @@ class FailedAttempts:
     def attempt(self, token: str) -> Iterator[None]:
         """Opens a context for the code that checks ``token``.
 
-        The code must raise RemoteError ``unauthorized`` if the token is not valid. The context
-        raises LocalError ``too-many-requests`` for an unknown token while the bucket is empty.
+        The code must raise RemoteError ``unauthorized`` if the token is not valid. While the bucket
+        is empty, the context raises LocalError ``too-many-requests`` for an unknown token.
         """
         name = hash_token(token)
         known = name in self._known
@@ -172,8 +168,7 @@ class Authenticator:
     def authenticate(self, token: str, *names: str) -> Iterator[str]:
         """Yields the first caller of ``names`` who owns the token, and applies the caller's limit.
 
-        Raises RemoteError ``unauthorized`` if none of ``names`` owns the token, or LocalError
-        ``too-many-requests``.
+        Raises RemoteError ``unauthorized`` or LocalError ``too-many-requests``.
         """
         with self.failures.attempt(token):
             name = self._owner(hash_token(token), names)

@@ -1,13 +1,8 @@
 """Monitoring of both services: metrics and spans of requests, disk space, clock skew.
 
-Metrics are for Prometheus. The labels come from fixed sets: route templates, statuses and problem
+Metrics are for Prometheus. Their labels come from fixed sets: route templates, statuses and problem
 slugs. No label names a node, a user, a lease, a batch or a run. Each app has its own registry, so
 each replica reports on itself.
-
-Readiness checks find a problem before the problem stops a service. Leases and descriptors state
-when they expire. If peers disagree on the time, a descriptor may be open for the shuffler and
-already expired for a node. `MOST_SKEW_SECONDS` is far below the shortest useful life of a batch and
-far above the error of a clock that NTP keeps.
 """
 
 import asyncio
@@ -42,6 +37,7 @@ LATENCY_BUCKETS = (
 
 LEAST_FREE_BYTES = 64 << 20
 MOST_SKEW_SECONDS = 30.0
+"""Far below the life of a batch, and far above the error of a clock that NTP keeps."""
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:

@@ -41,9 +41,7 @@ from riffle.common.server.connections import make_server
 from riffle.common.server.settings import ServerSettings, Tls
 
 _FRAMEWORK: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Turns off FastAPI's own telemetry. If the process had a global OpenTelemetry provider
-(``FASTAPI_OTEL_AUTO_CONFIGURE`` makes one), that telemetry would export paths with ids, callers'
-addresses and exceptions' texts, and continue a caller's trace."""
+"""FastAPI's own telemetry is off: it would export ids, callers' addresses and exceptions' texts."""
 
 MAX_JSON_BYTES = 1 << 20
 GRACE_SECONDS = 20
@@ -66,10 +64,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def problems(*slugs: str, always: Sequence[str] = ANY_TOKEN) -> Responses:
-    """Returns OpenAPI's description of a route's problems: ``slugs`` and the slugs in ``always``.
-
-    In all tests, a fixture checks that no route answers with a problem that is not described.
-    """
+    """Returns OpenAPI's description of a route's problems, which are ``slugs`` and ``always``."""
     types = {"enum": [URN + slug for slug in sorted({*slugs, *always})]}
     schema = {
         "type": "object",
@@ -113,8 +108,7 @@ def make_app(
     """Returns an app with the routes of ``routers``.
 
     The app's middleware records metrics and spans, and then calls ``inner``. Every error is
-    answered with a problem document. The app serves /openapi.json, but not /docs, because that page
-    loads scripts from other hosts.
+    answered with a problem document. There is no /docs: that page loads scripts from other hosts.
     """
     app = FastAPI(
         title=title,
@@ -203,8 +197,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 async def bearer_token(request: Request) -> str:
     """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
 
-    The function awaits nothing, but is a coroutine function: FastAPI would run a plain function in
-    a thread, which costs more than the function itself.
+    This is a coroutine function because FastAPI would run a plain function in a thread.
     """
     scheme, __, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
@@ -215,8 +208,7 @@ async def bearer_token(request: Request) -> str:
 def token_of(*callers: str) -> params.Depends:
     """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
 
-    OpenAPI then shows that the route takes the token of any of ``callers``. The route itself must
-    check to whom the token belongs.
+    OpenAPI then shows that the route takes tokens of ``callers``. The route itself must check this.
     """
     dependency: params.Depends = Depends(bearer_token)
     for name in callers:
@@ -258,12 +250,10 @@ def serve(
 
     ``service`` is the app's name in traces. ``on_start`` is called when the app has started.
     ``on_stop`` is called in the event loop when the drain begins; it must end requests that wait
-    for changes (long polls, streams). Other requests have GRACE_SECONDS to finish. Both signals
-    also work in a process with PID 1.
+    for changes (long polls, streams). Other requests have GRACE_SECONDS to finish.
 
     Raises LocalError ``unavailable`` if the port is in use, and ``invalid-spec`` if the TLS files
-    cannot be used. If the app fails to start, raises the app's error. Also raises the errors of
-    `ServerSettings.tls`.
+    cannot be used. If the app fails to start, raises the app's error.
     """
     outermost = _Outermost(app, on_start)
     config = _config(outermost, settings.tls())
@@ -292,8 +282,7 @@ class _Outermost:
     """ASGI middleware that dates answers, reports the start, and keeps the error of a failed start.
 
     The date is the time at which an answer begins. uvicorn's own date is the time of the request:
-    after a long poll, a peer would mistake the wait for clock skew. The error is kept because
-    uvicorn only logs its text.
+    after a long poll, a peer would mistake the wait for clock skew.
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None]) -> None:

@@ -77,8 +77,7 @@ class ServerSettings(RoleSettings):
     def tls(self) -> Tls | None:
         """Returns the TLS files; None on loopback without TLS.
 
-        Raises LocalError ``invalid-spec`` if only one of certificate and key is set, or if neither
-        is set and other machines could connect.
+        Raises LocalError ``invalid-spec`` if only one file is set, or TLS is mandatory and not set.
         """
         certificate, key = self.tls_cert_file, self.tls_key_file
         if certificate is not None and key is not None:
@@ -92,9 +91,8 @@ class ServerSettings(RoleSettings):
     def storage_cipher(self) -> StorageCipher:
         """Returns the cipher of the private keys on this service's disk.
 
-        Raises LocalError ``invalid-spec`` if the storage key is given twice or is malformed. Also
-        raises it if there is no storage key and other machines could connect: only a demonstration
-        may keep private keys in clear.
+        Raises LocalError ``invalid-spec`` if the storage key is given twice or is malformed, or if
+        it is missing and other machines could connect.
         """
         variable = f"{self.prefix()}STORAGE_KEY"
         if self.storage_key is not None and self.storage_key_file is not None:

@@ -1,11 +1,9 @@
 """SQL statements for many rows at a time that cost little more than the database's own work.
 
 SQLAlchemy compiles a statement object only once, so keep frequent statements as constants.
-`is_one_of` and `execute_rows` avoid two costs of each execution. `is_one_of` passes a list of texts
-as one parameter, whereas SQLAlchemy's ``in_`` makes each text a parameter. `execute_rows` hands
-tuples to the driver, whereas SQLAlchemy's own ``executemany`` visits every value of every row. A
-test (tests/shuffler/test_plans.py) checks that no statement of a request reads a whole table or
-batch.
+`is_one_of` passes a list of texts as one parameter, whereas SQLAlchemy's ``in_`` makes each text a
+parameter. `execute_rows` hands tuples to the driver, whereas SQLAlchemy's own ``executemany``
+visits every value. tests/shuffler/test_plans.py checks that no request reads a whole table.
 """
 
 import json
@@ -57,9 +55,8 @@ def is_one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement
 def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
     """Returns the column's text for a condition that must not use an index.
 
-    SQLite has no statistics here. If the condition on this column could use an index, SQLite would
-    choose this index and read all rows of a batch. SQLite should use the index on the column that
-    `is_one_of` compares with a list.
+    SQLite has no statistics here, so it would use this column's index and read all rows of a batch.
+    It should use the index on the column that `is_one_of` compares with a list.
     """
     return column.concat(sa.literal_column("''"))
 
@@ -74,8 +71,8 @@ def execute_rows(
 
     A row has one value for each of the parameters ``names``. Values go to the driver as they are,
     so they need types that the driver accepts. In an insert, SQLAlchemy's own defaults do not
-    apply. Rows are passed on without a copy if ``names`` has the order of the statement's
-    parameters (in an insert, of the table's columns).
+    apply. Rows are not copied if ``names`` has the order of the parameters or, in an insert, of the
+    columns.
     """
     if not rows:
         return
