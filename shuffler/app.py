@@ -1,7 +1,7 @@
 """The shuffler's REST interface, and the process that serves it.
 
 Routes only translate between HTTP and `core`; `callers` decides who may call which route. No body
-is read beyond its route's limit. Uploads and messages are raw bytes that pydantic never sees.
+is read beyond its route's limit.
 """
 
 import asyncio

@@ -85,10 +85,7 @@ class Shuffler:
         return int(self._clock())
 
     async def start(self) -> None:
-        """Resumes the work of the last process, however that process stopped.
-
-        If a batch's secret is lost, gives up the batch, so that it does not block other batches.
-        """
+        """Resumes the work of the last process; gives up batches whose secret is lost."""
         self._listening = asyncio.create_task(listen(self._store.engine, self._on_notification))
         await self.batches.tidy()
         note("started", batches=await self.batches.give_up_lost())
@@ -144,8 +141,7 @@ class Shuffler:
         """Stores reports; on return, all reports with the outcome ``accepted`` are durable.
 
         ``began`` is the event loop's time when the request began. Raises RemoteError ``wrong-size``
-        if the body is not a whole number of frames. Raises LocalError ``too-many-requests`` if the
-        node sends reports too fast, or if too many writes wait.
+        if the body is not a whole number of frames, or LocalError ``too-many-requests``.
         """
         batch_id, clock = batch.batch_id, asyncio.get_running_loop().time
         try:
@@ -169,10 +165,9 @@ class Shuffler:
     async def _open_reports(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
-        """Opens every outer seal, so that only reports that open are stored.
+        """Opens every outer seal.
 
-        If the batch is not open any more, or its secret is lost, opens no report and returns no
-        cipher.
+        If the batch is not open any more, or its secret is lost, opens none and returns no cipher.
         """
         if batch.state == "open":
             try:
@@ -257,8 +252,7 @@ def store_head(settings: Settings) -> Head:
 def preflight(settings: Settings) -> None:
     """Checks all that could stop the service from starting, before it takes its port.
 
-    Raises LocalError if a key, a token or the store is missing or damaged. Raises LocalError, too,
-    if a newer version of this program wrote the store.
+    Raises LocalError if a key, a token or the store is missing, damaged or too new.
     """
     settings.demands()
     read_pins(settings.analyzer_keys_file)
@@ -303,7 +297,7 @@ class Admission:
     async def batch(self, batch_id: str) -> batch_rows.Batch:
         """Returns the batch of an upload, or raises RemoteError ``unknown-batch``.
 
-        The batch's counts may be a few uploads old; its keys and sizes never change.
+        The batch's counts may be outdated; its keys and sizes never change.
         """
         return await self._cached(batch_id, batch_rows.find, batch_id)
 

@@ -7,9 +7,7 @@ To survive a crash, each of these events takes its steps in a fixed order:
 - hand-over: the digest of the permuted bytes is synced to a file and committed, then the first byte
   is sent;
 - end: ``acknowledged`` or ``abandoned`` is committed, the secret is destroyed, the reports are
-  deleted, then ``clean`` is committed.
-
-If a crash leaves the last three steps of an end undone, `BatchLifecycle.tidy` does them.
+  deleted, then ``clean`` is committed. `BatchLifecycle.tidy` does what a crash left undone.
 """
 
 import asyncio
@@ -75,9 +73,8 @@ class BatchLifecycle:
     ) -> tuple[SignedDescriptor, bool]:
         """Checks and countersigns a descriptor; the returned flag tells whether the batch is new.
 
-        Raises the RemoteErrors of `accept_deposit`. Raises RemoteError ``descriptor-conflict`` if
-        the batch already has another descriptor. Raises LocalError if too many batches are open or
-        the disk is too small.
+        Raises the RemoteErrors of `accept_deposit`, or ``descriptor-conflict`` if the batch already
+        has another descriptor. Raises LocalError if too many batches are open or the disk is full.
         """
         present = await self._store.read(batch_rows.signed_descriptor, batch_id)
         if present is not None:  # an earlier request may have failed before it wrote the head
@@ -208,13 +205,10 @@ class BatchLifecycle:
 
         - The coordinator learns nothing. No answer, check, status, record or time depends on who
           sent these messages, and the coordinator's token cannot read the list of nodes.
-        - The coordinator can choose messages, and the shuffler's operator then sees how many of
-          them each node sent. If coordinator and operator collude, they can find this out anyway.
-          The operator sees each node's sum over all batches, never a batch, slot or user. A batch
-          adds at most `MAX_NAMED` messages.
-        - The coordinator can blame nodes, but only at random or by the content of messages.
-          Therefore blame has no automatic effect. The coordinator can notice a revocation, so the
-          operator should wait for several batches before revoking a node.
+        - The shuffler's operator sees how many of them each node sent, summed over all batches. A
+          batch adds at most `MAX_NAMED` messages.
+        - The coordinator can blame nodes, at random or by the content of messages. Therefore blame
+          has no automatic effect.
 
         Raises RemoteError ``malformed`` if ``failed`` is not an ascending list of messages' places.
         In a batch of sums, nothing can fail, so ``failed`` must be empty.

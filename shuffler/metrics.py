@@ -2,23 +2,21 @@
 
 **Metrics** for Prometheus show single uploads, so only the operator may read them. Counters and
 histograms cover this process only. Gauges that are read from the store are the same at every
-replica: take their maximum over replicas, not their sum. No label names a node, a user or a batch.
+replica: take their maximum over replicas, not their sum.
 
 **Conservation records** account for everything sent to a batch: accepted = held + forwarded +
-dropped. Each term is counted separately, so the equation reveals a lost report. A report counts as
-accepted once it is stored, and as held while its bytes wait for the hand-over. Once the bytes are
-handed over, the report counts as forwarded. If its batch ends without a hand-over, the report
-counts as dropped.
+dropped. Each term is counted separately, so the equation reveals a lost report. A report is
+accepted once it is stored, and held until its hand-over. A batch without a hand-over drops its
+reports.
 
 The coordinator sees every message. The accountant does not cover who was slow, late or refused, so
-the coordinator must not learn this as well. The coordinator's record (`for_coordinator`) of a full
-batch has only what follows from state, n and L. The coordinator's record of an open or abandoned
-batch shows at most how many tenths of n have reported. If n is below `SMALLEST_SHOWN`, the record
-does not show the tenths, so a tenth is at least ten reports. The number of tenths changes at most
-once in `REFRESH_SECONDS`. Only the operator sees refusals.
+the coordinator must not learn this as well. Its record (`for_coordinator`) of a full batch has only
+what follows from state, n and L. Its record of an open or abandoned batch shows at most how many
+tenths of n have reported, if a tenth is ten reports or more. This number of tenths changes at most
+once in `REFRESH_SECONDS`.
 
-**The log** has only the fields of `JOURNAL`. The log never names a node, user, lease or slot. If a
-log showed who sent something, and when, it would undo the shuffle for anyone who reads the log.
+**The log** has only the fields of `JOURNAL`, which name no node, user, lease or slot. A log of who
+sent something when would undo the shuffle for anyone who reads the log.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +37,6 @@ from riffle.shuffler.store.schema import batches, dropped, nodes, reports
 
 JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches", "keys")
 note = JOURNAL.note
-
 
 M = TypeVar("M")
 

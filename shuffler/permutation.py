@@ -1,9 +1,8 @@
 """The shuffle: one permutation of all messages of all reports.
 
-The permutation sorts 128-bit numbers from an AES-256-CTR keystream. The keystream's 32-byte key is
-drawn from the system's CSPRNG when the batch is deposited. The permutation is uniform, with two
-small errors: an adversary's advantage against the cipher, and the probability that two of the
-numbers are equal (`common.mechanism.shuffle_model.permutation`).
+The permutation sorts 128-bit numbers from an AES-256-CTR keystream
+(`common.mechanism.shuffle_model.permutation`). The keystream's 32-byte key is drawn from the
+system's CSPRNG when the batch is deposited.
 
 Reports enter in the order of their slots, whatever their order of arrival. After a crash, secret
 and reports therefore give the same bytes again, so the permuted bytes need never be stored.
@@ -83,8 +82,7 @@ def permute_messages(
     """Returns all messages of n reports, permuted, in shape (n * L, message bytes).
 
     Each upload has slots and their concatenated reports; the order of uploads does not matter.
-    ``key`` has 32 bytes. If any of the n slots does not have exactly one report, raises LocalError
-    and returns nothing. In a sealed batch, only a damaged store can cause this error.
+    ``key`` has 32 bytes. Raises LocalError if any of the n slots does not have exactly one report.
     """
     places = np.empty((n, L), dtype=np.int64)  # each message's place: the inverse permutation
     places.reshape(-1)[permutation(n * L, Keystream(key))] = np.arange(n * L)

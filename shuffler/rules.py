@@ -1,29 +1,9 @@
 """The rules by which the shuffler decides, without I/O, clock or randomness.
 
-A deposited descriptor is accepted when (`accept_deposit`, in this order)
-
-- its bytes carry the signature of the pinned coordinator;
-- it parses strictly, and at most half of it is white space;
-- its batch id is the one in the request's path, and follows from its run and deployment;
-- it names this shuffler;
-- it has not expired, and expires within the time that the operator allows;
-- its time for an episode is no longer than the operator allows, because a lease lasts even longer;
-- its analyzer key is pinned, if the operator has pinned any;
-- the operator allows its trust model and its aggregation;
-- its epochs have the length that the operator sets, and its own epoch is the current one or the
-  next;
-- n is at least the operator's smallest, and neither hand-over nor report is too large;
-- it asks for seeded noise only if the operator allows that for tests (``TEST_ENTRY``);
-- it lets one owner's nodes hold no more slots than the operator allows;
-- its guarantee, which the shuffler recomputes, is as strong as the operator demands and as the
-  descriptor promises, or stronger.
-
-`decide_lease` gives users slots, and `judge_frame` gives frames their outcomes. A user reports
-once, over all batches and runs. Parallel composition over batches depends on this rule. If the
-operator allows epochs, a user reports once an epoch, and the node's owner adds up how much privacy
-the user spends (`node_client.ledger`). The nodes of one owner together hold at most the share of
-a batch that the descriptor allows. While a batch is open, the coordinator sees no number that
-changes with every single report (`for_coordinator`).
+`accept_deposit` checks descriptors, `decide_lease` gives users slots, and `judge_frame` gives
+frames their outcomes. A user reports once, over all batches and runs, because parallel composition
+depends on this. If the operator allows epochs, a user reports once an epoch, and the node's owner
+adds up how much privacy the user spends (`node_client.ledger`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -55,7 +35,7 @@ Outcome = Literal[
     "wrong-key",
     "reused-key",
 ]
-"""``reused-key``: in a batch of sums, an accepted report already has the same public key E
+"""``reused-key``: in a batch of sums, an accepted report already has the same key E
 (`report_rows`).
 """
 
@@ -126,8 +106,8 @@ def accept_deposit(
 def check_batch_key(batch_key: str, used: str | None) -> None:
     """Raises RemoteError ``outdated-key`` if a node seals reports to a former key of the batch.
 
-    A shuffler that has lost its store gives the batch a new key, but nodes still know the old one.
-    ``used`` is the `key_id` of the node's key, if the node sent it.
+    A shuffler that has lost its store gives the batch a new key. ``used`` is the `key_id` of the
+    node's key, if the node sent it.
     """
     if used not in (None, key_id(bytes.fromhex(batch_key))):
         raise RemoteError("outdated-key", "the batch has another key now: fetch its descriptor")
@@ -177,10 +157,8 @@ def _check_promise(context: Context, demands: Demands, now: int) -> None:
 def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns the coordinator's part of a status, without numbers that change with every report.
 
-    The coordinator also sees every message. If it also saw when the count of reports changes, it
-    would learn when people report, which the shuffler must hide. The coordinator may see
-    ``declined``: the reasons why nodes decline, but not which nodes decline, or how many. No single
-    report changes ``declined``.
+    The coordinator also sees every message, so it must not learn when people report. ``declined``
+    shows why nodes decline, but not which or how many. No single report changes this field.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -195,12 +173,10 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     """Returns the time at which an owner may lease slots of a batch again; 0 means now.
 
     ``lapses`` has three numbers: how many leases expired without a report, and when the first and
-    the last of these leases expired. An owner must wait if they have more than one lapse for every
-    `REPORTS_A_LAPSE` reports. Meanwhile others can take the slots. The wait begins at the last
-    lapse, and lasts for a lease's life plus the time from the first lapse to the last. If an owner
-    never sends a report, the successive waits are 1, 3, 7, ... times a lease's life. Such an owner
-    therefore holds slots for an ever smaller part of the batch's life. If the wait were endless,
-    one crash could end a batch that has few owners.
+    the last of these leases expired. An owner with more than one lapse for every `REPORTS_A_LAPSE`
+    reports must wait, so that others can take the slots. If an owner never sends a report, the
+    successive waits are 1, 3, 7, ... times a lease's life. If the wait were endless, one crash
+    could end a batch that has few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
@@ -217,9 +193,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
-    has a live lease elsewhere, with which an episode may be running. The refusal is the same in
-    both cases, and is given only to a node that has room. A node that tries out ids to learn who
-    has reported may therefore spend a slot on each id.
+    has a live lease elsewhere. The refusal is the same in both cases, and is given only to a node
+    that has room. A node that tries out ids may therefore spend a slot on each id.
     """
     if room.free_slots < 1:
         return "batch-full"
@@ -233,8 +208,7 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
 def coarse_slots(free: int, n: int) -> int:
     """Returns the free slots of a batch as nodes see them.
 
-    Exact numbers would show when a single lease changes. The result is therefore rounded up to a
-    multiple of ceil(n / 10), but never above n. For n < `SMALLEST_SHOWN`, the result is 0 or n.
+    Exact numbers would show when a single lease changes.
     """
     step = n if n < SMALLEST_SHOWN else ceil(n / 10)
     return min(n, step * ceil(free / step))
@@ -257,9 +231,9 @@ def judge_frame(
     under the batch's key. ``reported``: the lease's user has reported with another lease, in any
     batch. ``accepting``: the batch is open and has not expired.
 
-    A repetition is recognised first, whatever the state of the batch. If an answer is lost, the
-    node can therefore repeat its upload and always learns that its report is stored. Once a batch
-    is over, its leases without a report are forgotten, so an unknown lease counts as late.
+    A repetition is recognised first, so a node whose answer was lost always learns that its report
+    is stored. Once a batch is over, its leases without a report are forgotten, so an unknown lease
+    counts as late.
     """
     if standing is None:
         return "unknown-lease" if accepting else "late"

@@ -1,7 +1,7 @@
 """Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
 
-A key or hash is either the value of a variable, or in a file that a variable with the ending
-``_FILE`` names. Keys and hashes are hexadecimal; a file may end with a newline.
+A key or hash is hexadecimal. A variable holds it, or the variable with the ending ``_FILE`` names
+the file that holds it.
 """
 
 import math

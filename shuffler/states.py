@@ -6,14 +6,11 @@ Batches:
     open --abandon, expire--> abandoned        open, sealed --lost--> abandoned
     sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
-``fill`` happens in the transaction that stores the n-th distinct report. A batch with fewer than n
-reports never reaches ``forwarded``: from ``open``, every event but ``fill`` leads to ``abandoned``.
-Callers can abandon only an open batch, because a full one has used up the only report of n people.
-If a full batch's secret is lost (``lost``), the batch is given up, since its reports can no longer
-be opened. A full batch is also given up if nobody fetches its messages in time (``retire``). Once
-its messages have been handed over (``forwarded``), a batch is never abandoned, because the analyzer
-may have used them. If a forwarded batch is retired, it is erased as if the analyzer had
-acknowledged it.
+``fill`` happens in the transaction that stores the n-th distinct report. Callers can abandon only
+an open batch, because a full one has used up the only report of n people. A full batch is given up
+if its secret is lost (``lost``), or if nobody fetches its messages in time (``retire``). A
+forwarded batch is never abandoned, because the analyzer may have used its messages. If a forwarded
+batch is retired, it is erased as if the analyzer had acknowledged it.
 
 Leases:
 
@@ -21,10 +18,9 @@ Leases:
     held, superseded --reassign--> lost        held, superseded, lost --forget--> forgotten
 
 A held lease may report until it expires. If a user gets a newer lease, the user's older lease is
-superseded. A superseded lease keeps its slot but may not report, so a user reports only once. A
-lease is lost when it has expired and its slot goes to another user. A lease without a report is
-forgotten when its batch ends. No event leads out of ``reported``, so nothing gives a user a second
-report.
+superseded: it keeps its slot but may not report. A lease is lost when it has expired and its slot
+goes to another user. A lease without a report is forgotten when its batch ends. No event leads out
+of ``reported``, so nothing gives a user a second report.
 
 An event that leads to the current state is a repetition (such as a retry after a lost answer) and
 changes nothing.

@@ -1,8 +1,4 @@
-"""Bounds the number of long polls that wait, and the bytes of uploads being received.
-
-Long polls wait for a `ChangeSignal`. A `Budget` limits the number of long polls. A second `Budget`
-limits the bytes of uploads.
-"""
+"""Bounds the number of long polls that wait, and the bytes of uploads being received."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -50,8 +46,7 @@ class Budget:
         """Yields a function that takes an amount at each call.
 
         The end of the context gives back all that was taken. At the limit, the function takes
-        nothing and immediately raises LocalError ``too-many-requests``, because waiting here would
-        only move the queue.
+        nothing and raises LocalError ``too-many-requests``.
         """
         held = 0
 
@@ -89,8 +84,7 @@ def metered(request: Request, take: Callable[[int], None]) -> Request:
 class ChangeSignal:
     """Wakes long polls when a change that they may wait for is committed.
 
-    ``version`` grows with every change, so that a cache can tell that an answer is outdated.
-    ``shared``: other replicas change the same store, and their notifications may be lost.
+    ``version`` grows with every change. ``shared``: notifications of other replicas may be lost.
     """
 
     def __init__(self, max_waiting: int = 4096, *, shared: bool = False) -> None:

@@ -1,8 +1,7 @@
 """Batches in the store: deposit, state, status, hand-over, erasure.
 
 Every function takes a connection inside a transaction; the caller commits. A function checks
-everything before it changes anything. A function is safe to repeat: a retry after a lost answer
-finds the work done.
+everything before it changes anything, and is safe to repeat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,8 +73,7 @@ class Batch:
 class OpenBatches:
     """The batches that are open at ``now``, oldest first.
 
-    ``next_expiry`` is when the first batch or live lease expires, which changes the list without a
-    notification.
+    ``next_expiry`` is when the first batch or live lease expires, which sends no notification.
     """
 
     batches: list[OpenBatch]
@@ -255,9 +253,8 @@ def acknowledge(
     """Records that the analyzer has the messages, so that the batch will be erased.
 
     ``failed`` has the slot of each failed message. One transaction ends the batch and adds these
-    messages to the failures of the nodes that sent them. Neither a repetition nor another replica
-    can therefore add them again. Raises RemoteError ``wrong-state`` if the digest does not match,
-    or if the batch was not handed over.
+    messages to their nodes' failures, so no repetition adds them again. Raises RemoteError
+    ``wrong-state`` if the digest does not match, or if the batch was not handed over.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.messages_sha256 is not None and batch.messages_sha256 != sha256:
@@ -275,8 +272,7 @@ def to_clean(connection: sa.Connection) -> list[str]:
 def mark_clean(connection: sa.Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Also deletes the reasons of nodes that declined, and leases without a report
-    (`lease_rows.forget_unused`).
+    Also deletes the reasons of nodes that declined, and leases without a report.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":
@@ -344,7 +340,7 @@ def count_dropped(connection: sa.Connection, batch_id: str, frames: Mapping[str,
 def bind_to_vault(connection: sa.Connection, identity: int) -> None:
     """Records which vault has this store's secrets.
 
-    If another vault is recorded, raises LocalError ``unavailable``. With the wrong vault, every
+    Raises LocalError ``unavailable`` if another vault is recorded. With the wrong vault, every
     batch would seem to have lost its secret, and would be given up.
     """
     bound = read_number(connection, meta, "vault")

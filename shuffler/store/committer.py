@@ -1,13 +1,10 @@
 """Gives the event loop access to the store: reads run in threads, writes in the committer's thread.
 
-The committer groups waiting writes into one transaction and answers them after the sync to disk. A
-sync costs the same for one write as for fifty. Under load the groups grow, so each write costs
-less. No answer leaves before the commit has returned.
+The committer groups waiting writes into one transaction, because a sync to disk costs the same for
+one write as for fifty. No answer leaves before the commit has returned.
 
-If a job fails, the committer rolls the whole group back and runs the group again. The second run
-has a savepoint around each job, so only the failed job is undone. A job may then run twice, but
-only one run counts. Jobs hardly ever fail, so the first run has no savepoints, which cost two
-statements per job.
+If a job fails, the committer rolls the whole group back and runs the group again, with a savepoint
+around each job. So only the failed job is undone.
 """
 
 import asyncio

@@ -1,11 +1,9 @@
 """Leases in the store, with one row for all leases of a request.
 
-The leases of one request have the same batch, node and expiry. One row, the *lease group*, stores
-all of these leases, and an upload changes only this row. If each lease had its own row or index
-entry, every commit would write a page for each lease.
+The leases of one request have the same batch, node and expiry, and share one row, the *lease
+group*. If each lease had its own row or index entry, every commit would write a page for each.
 
-A lease's id is its slot followed by the id of its group. Only the lease's node gets this id. The
-node knows the slot anyway, so the id reveals nothing.
+A lease's id is its slot followed by the id of its group. Only the lease's node gets this id.
 """
 
 import secrets
@@ -179,9 +177,9 @@ class LeaseGroup:
         self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digest
 
     def supersede(self, index: int) -> None:
-        """Bars a lease from reporting, even before it expires, because its user gets a newer lease.
+        """Bars a lease from reporting, because its user gets a newer lease.
 
-        Without this bar, two replicas with different clocks could accept reports under both leases.
+        Otherwise two replicas with different clocks could accept reports under both leases.
         """
         self.states[index] = lease_after(self.states[index], "supersede")
 
@@ -274,8 +272,8 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
 def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
     """Returns five numbers about the leases of an owner's nodes in a batch.
 
-    Three are counts: live leases without a report, reports, and lapsed leases. Two are times: the
-    first and the last lapse.
+    They are live leases without a report, reports, lapsed leases, and times of the first and last
+    lapse.
     """
     values = {"batch": batch_id, "owner": owner, "now": now}
     return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]
@@ -284,8 +282,7 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 def forget_unused(connection: Connection, batch_id: str) -> None:
     """Deletes those leases of a batch that have no report.
 
-    Leases with a report stay: the shuffler needs them to know who has reported, and to recognise a
-    late repetition.
+    The other leases show who has reported, and serve to recognise a late repetition.
     """
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})

@@ -1,15 +1,12 @@
 """The two transactions of nodes: a lease request takes slots, and an upload fills them.
 
-A slot is one of the n places of a batch. A lease gives a slot to one user. Once the lease has
-expired, the slot may go to another user. The expired lease stays stored without its slot, so that a
-report under this lease is refused as late. Only the newest lease of a user may report.
+Once a lease has expired, its slot may go to another user. The expired lease stays stored without
+its slot, so that a report under this lease is refused as late.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 accepted reports and marks the leases of these reports. With the n-th distinct report, the
-transaction also seals the batch. A crash can therefore leave neither a stored report with an
-unmarked lease, nor a marked lease without a report. Only a user's newest lease can be marked, and
-the mark shows that this user has reported. With epochs, the user may then get a lease of a later
-epoch.
+transaction also seals the batch. Only a user's newest lease can be marked, and the mark shows that
+this user has reported. With epochs, the user may then get a lease of a later epoch.
 """
 
 from collections import Counter
@@ -144,9 +141,8 @@ def build_frames(
 
     ``sealed`` has the reports as uploaded. ``opened`` has them without their outer seals, or None
     for a report that does not open. If ``opened`` is missing, no report counts as opened. If
-    ``whole`` is false, a report's digest covers only the key and tag of the report's outer seal.
-    Hashing a long vector would cost more than all other work. Only the report's sender can make
-    another report with the same key and tag.
+    ``whole`` is false, a report's digest covers only the key and tag of its outer seal, which takes
+    less time. Only the report's sender can make another report with the same key and tag.
     """
     parts = sealed if whole else [bytes(s[:KEY_BYTES]) + s[-TAG_BYTES:] for s in sealed]
     digests = [sha256(part).digest() for part in parts]
@@ -207,8 +203,8 @@ def _reported_elsewhere(
 ) -> set[str]:
     """Returns each lease in ``lease_ids`` if its user has reported with another lease.
 
-    A live lease is its user's newest lease, so no later lease has reported. If all leases of a
-    group are live or have reported, their users are therefore not looked up.
+    A live lease is its user's newest lease. If all leases of a group are live or have reported,
+    their users are therefore not looked up.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:
@@ -242,9 +238,8 @@ def _write(
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The running count only decides when to count afresh. Only the fresh count of stored rows may
-    seal the batch. The noise is calibrated for n people, so fewer people behind n reports would get
-    a weaker guarantee.
+    The noise is calibrated for n people: fewer people would get a weaker guarantee. So the running
+    count only decides when to count the stored rows.
     """
     if not added or batch.reports + added < batch.n:
         return False

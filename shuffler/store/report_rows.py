@@ -3,13 +3,10 @@
 The reports of one upload share one row, encrypted together.
 
 In a batch of sums, a report is a public key E and a masked vector. The store keeps one sum of all
-vectors, and the keys E with their slots. The transaction that accepts an upload adds the upload's
-vectors to the sum. A batch of any size therefore needs memory and disk for only a few vectors. At
-the hand-over, no vector is left to add.
+vectors, and the keys E with their slots. A batch of any size needs room for only a few vectors.
 
-Sum, keys, leases and the count of reports change in one transaction. Even after a crash, and on any
-replica, the sum therefore has the vectors of exactly the accepted reports. The sum is encrypted
-under the batch's secret and bound to the number of its reports.
+Sum, keys, leases and the count of reports change in one transaction. So the sum always has the
+vectors of exactly the accepted reports. The sum is encrypted under the batch's secret.
 
 Each key E may occur once in a batch. The store recognises a repeated key by its tag. A tag can be
 computed only with the batch's secret, so the tags of an erased batch do not reveal its keys.
@@ -94,8 +91,7 @@ def delete_reports(connection: Connection, batch_id: str, slots: range) -> None:
 def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
     """Raises LocalError ``unavailable`` if the disk lacks room for this batch and all open ones.
 
-    Space that erased batches left in the file counts as free. PostgreSQL's disk is not checked,
-    because it may be on another machine.
+    Space that erased batches left in the file counts as free. PostgreSQL's disk is not checked.
     """
     if is_shared(connection):
         return

@@ -1,7 +1,6 @@
 """The tables of the shuffler's store, which `common.server.database` opens.
 
-A user's row outlives the user's batch. The row prevents a second report: over all batches and runs,
-or within an epoch. Raise the version of the schema with every change of a table.
+Raise the version of the schema with every change of a table.
 """
 
 from functools import partial
@@ -175,8 +174,7 @@ def sqlite_url(directory: Path) -> str:
 def not_usable(what: str, error: Exception) -> LocalError:
     """Returns the error for a store that could not be read or written; a retry may succeed.
 
-    The database's own text may quote a statement's values, so the returned error names only the
-    class of ``error``.
+    The database's own text may quote a statement's values, so only the class of ``error`` is named.
     """
     if isinstance(error, LocalError):
         return error

@@ -1,16 +1,15 @@
 """Users and nodes in the store.
 
-A user belongs to the owner of the node that named the user. For this owner, a user reports once
-over all batches and runs or, with epochs, once an epoch. The store knows users by `user_key`, so
+A user belongs to the owner of the node that named the user. The store knows users by `user_key`, so
 the same id at another owner is another user. Owners can therefore neither find nor lock out the
 users of other owners.
 
-A user has one row for all epochs. The user's newest lease shows whether the user has reported.
-After a report, only a lease of a later epoch replaces this lease, and the row then keeps the end of
-the report's epoch. The row and the newest lease outlive their batch.
+A user has one row for all epochs. The newest lease shows whether the user has reported. After a
+report, only a lease of a later epoch replaces this lease, and the row then keeps the end of the
+report's epoch. The row and the newest lease outlive their batch.
 
-The shuffler's operator enrols nodes; the coordinator cannot. A node's token has 256 random bits,
-and only its SHA-256 is kept. A revoked node stays in the store, so its users cannot report twice.
+A node's token has 256 random bits, and only its SHA-256 is kept. A revoked node stays in the store,
+so its users cannot report twice.
 """
 
 import secrets

@@ -5,12 +5,7 @@ one small file outside the database, because a database's pages and logs keep de
 file is gone, any reports left in the database are ciphertext without a key, and nobody can
 recompute the permutation.
 
-The file is overwritten before it is removed, which helps only if the file system writes in place.
-For other media (copy on write, flash), the operator should encrypt the medium itself, as
-documented.
-
-The shuffler opens a report's outer seal once, on arrival. It therefore stores no report that does
-not open, and the hand-over needs no elliptic-curve work. The reports of an upload are then
+The shuffler opens a report's outer seal once, on arrival. The reports of an upload are then
 encrypted together (AES-256-GCM), under a key derived from the batch's secret. This encryption
 protects the reports as well as their outer seals did.
 """
@@ -79,10 +74,9 @@ class Vault:
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
         """Stores a secret, unless the batch already has a secret. Returns the stored secret.
 
-        A late replica, with a transaction that will fail, cannot replace a secret in use. After a
-        crash, a secret may exist although its batch was never stored. The next deposit of this
-        batch then uses that secret. Raises the errors of `get`, and LocalError ``unavailable`` if
-        the secret cannot be written.
+        A late replica, with a transaction that will fail, cannot replace a secret in use. A secret
+        whose batch was never stored, because of a crash, is used by the next deposit. Raises the
+        errors of `get`, and LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
@@ -130,10 +124,10 @@ class Vault:
     def pin(self, batch_id: str, sha256: str) -> None:
         """Records the digest of a batch's hand-over, beside its secret.
 
-        Somebody may replace the database by an older copy and fill the batch with other reports.
-        Two hand-overs that differ in a few reports would reveal these reports. Therefore raises
-        SecretLostError if another digest is recorded already. Raises LocalError ``unavailable`` if
-        the file cannot be written or read.
+        Raises SecretLostError if another digest is recorded already: somebody may have replaced the
+        database by an older copy and filled the batch with other reports. Two hand-overs that
+        differ in a few reports would reveal these reports. Raises LocalError ``unavailable`` if the
+        file is unusable.
         """
         file = self._directory / f"{batch_id}.released"
         try:
@@ -173,9 +167,8 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Each key of the cipher is HKDF-SHA256 of the whole secret, with its own label. One of these
-    keys, or one half of the secret, therefore reveals no other key. A ``part`` names stored data:
-    the slots of reports that are stored together, or the number of reports in a stored sum.
+    Each key of the cipher is HKDF-SHA256 of the whole secret, with its own label. A ``part`` names
+    stored data: the slots of reports stored together, or the number of reports in a sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
