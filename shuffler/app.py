@@ -26,7 +26,7 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.server.fast_routes import FastRoutes
-from riffle.common.server.limits import ConcurrencyLimit
+from riffle.common.server.limits import ConcurrencyLimit, caller_of
 from riffle.common.server.monitoring import metrics_response
 from riffle.common.server.service import (
     ANY_CALLER,
@@ -49,7 +49,6 @@ from riffle.shuffler.callers import (
     NodeToken,
     OperatorOnly,
     authenticator,
-    caller_of,
     node_of,
     shuffler_of,
     visible_status,
@@ -210,11 +209,7 @@ async def status(
 
 @router.get("/v1/deposits", dependencies=[CoordinatorOnly])
 async def deposits(core: Core) -> wire.Deposits:
-    """Lists the ids of open batches, for a coordinator that may run on an older copy of its store.
-
-    The list tells the coordinator no more than the statuses of batches, which the coordinator may
-    read anyway.
-    """
+    """Lists the ids of open batches, for a coordinator that may run on an older store."""
     return wire.Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 
 

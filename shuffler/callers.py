@@ -5,8 +5,8 @@ the coordinator, for the operator and for readers of the metrics.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
@@ -53,15 +53,6 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
     request.state.known = True
     with core.callers.request(node, asyncio.get_running_loop().time()):
         yield node
-
-
-@contextmanager
-def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
-    """Yields which of the callers ``names`` owns the token. Raises the errors of `node_of`."""
-    callers: Authenticator = request.app.state.authenticator
-    with callers.authenticate(token, *names) as name:
-        request.state.known = True
-        yield name
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")

@@ -186,6 +186,14 @@ class Authenticator:
         return owners[0]
 
 
+@contextmanager
+def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
+    """Yields the caller as the app's `Authenticator` does, and notes that the caller is known."""
+    with request.app.state.authenticator.authenticate(token, *names) as name:
+        request.state.known = True
+        yield name
+
+
 def only(*names: str) -> params.Depends:
     """Returns a route's dependency, which yields the first of ``names`` that owns the token.
 
@@ -195,8 +203,7 @@ def only(*names: str) -> params.Depends:
     async def caller(
         request: Request, token: Annotated[str, token_of(*names)]
     ) -> AsyncIterator[str]:
-        with request.app.state.authenticator.authenticate(token, *names) as name:
-            request.state.known = True
+        with caller_of(request, token, *names) as name:
             yield name
 
     dependency: params.Depends = Depends(caller)

@@ -34,10 +34,9 @@ _USERS = (
     .with_for_update()
 )
 _INSERT = insert(users)
-_OF_USER = users.c.user == bindparam("of_user")
 _SET_LEASE = (
     update(users)
-    .where(_OF_USER)
+    .where(users.c.user == bindparam("of_user"))
     .values(lease=bindparam("newest_lease"), barred_until=bindparam("until"))
 )
 _UPDATE = update(nodes).where(nodes.c.node_id == bindparam("node"))
@@ -74,7 +73,7 @@ class UserRecord:
     """A user's newest lease, at ``index`` of ``group``; both are None once the lease is forgotten.
 
     ``open``: the lease's batch is open. ``epoch``: the epoch of this batch. ``barred_before``: the
-    time until which the user's reports under earlier leases bar the user.
+    time until which reports under earlier leases bar the user.
     """
 
     lease: str
