@@ -81,8 +81,8 @@ class Account:
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
     `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and
     `expected_ones` describe one counter's noise if all n reports are honest.
-    `expected_ones_per_report` is the expected number of noise bits that are 1 in one report, over
-    all counters; it is 0 for central noise.
+    `expected_ones_per_report` counts one report's noise bits that are 1, over all counters; it is 0
+    for central noise.
     """
 
     epsilon_lower: float
@@ -101,8 +101,8 @@ class Account:
 def account(event: BatchEvent, beta: float) -> Account:
     """Returns the guarantee of a batch at beta, with lower and upper bounds on epsilon.
 
-    Epsilon is infinity if the noise or the slots are too few for any epsilon at this beta. Raises
-    ValueError if an argument is out of range.
+    If no epsilon holds at this beta, epsilon is infinity. Raises ValueError if an argument is out
+    of range.
     """
     _ = event.honest  # checks n and the dishonest fraction
     check_batch(event.cells, event.counters, beta)

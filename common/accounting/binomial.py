@@ -123,9 +123,9 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 def step_losses(q: float) -> Losses:
     """Returns the losses of a move by one, up or down, under discrete Laplace noise Z.
 
-    Pr[Z = z] is proportional to q**|z|. With a = -log q, the loss is a with probability Pr[Z >= 0]
-    = 1 / (1 + q), and otherwise -a. A bit that is flipped with probability f has the same losses if
-    q = f / (1 - f).
+    Pr[Z = z] is proportional to q**|z|. With a = -log q, the loss is a with probability
+    Pr[Z >= 0] = 1 / (1 + q), and otherwise -a. A bit that is flipped with probability f = q / (1 +
+    q) has the same losses.
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")
@@ -137,8 +137,7 @@ def step_losses(q: float) -> Losses:
 def trim(losses: Losses, budget: float) -> Losses:
     """On each side, moves the longest tail whose mass is at most `budget` to `dropped`.
 
-    A tail of tiny mass at huge loss would dominate the moment generating function that bounds the
-    errors.
+    A tail of tiny mass at huge loss would dominate the bounds on the errors.
     """
     below, above = np.cumsum(losses.mass), np.cumsum(losses.mass[::-1])
     start = int(np.searchsorted(below, budget, side="right"))

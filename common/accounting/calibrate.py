@@ -3,8 +3,8 @@
 **Shuffle, exact.** A batch costs one ciphertext per noise bit that is 1 (1-bit), so `exact` looks
 for the fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j
 for j = 1..10 and rounds up to whole bits per user. If rounding adds more than the fraction WASTE,
-the search also tries p = k / 2^32. At the same variance, a small p has about half the 1-bits of p =
-1/2. At large epsilon, p = 1/2 is better nevertheless.
+the search also tries p = k / 2^32. A small p has about half the 1-bits of p = 1/2 at
+the same variance. At large epsilon, p = 1/2 is better nevertheless.
 
 **Shuffle, paper.** Paper 000 (section V, proof of Lemma 10) has epsilon' = epsilon / (3 H), beta' =
 beta / (H X A) and tau = 96 log(2 / beta') / epsilon'^2. If n <= tau, each user adds ceil(tau / n)
@@ -15,8 +15,8 @@ changes two. But the constant 96 is so large that the exact guarantee is far bel
 **Shuffle, conference.** Paper 003, section V, has the same noise with beta' = beta.
 
 **Local** (paper 000, Fig. 2). Every user flips each bit of their own report with probability f
-(randomised response). Paper 004 has discrete Laplace noise on each counter instead. With q = f / (1
-- f), that noise has the same losses as flips, but twice the variance of a debiased bit.
+(randomised response). Paper 004 has discrete Laplace noise instead. With q = f / (1 - f), that
+noise has the same losses as flips, but twice the variance.
 
 **Central** (paper 000, Fig. 2). The noise is discrete Laplace or Binomial(N, 1/2), whichever has
 the smaller variance. Laplace noise wins if one user changes few counters.
@@ -215,8 +215,7 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n with at most max_messages messages a report; None if above 10^12.
 
-    A report gets shorter as n grows, except for jumps of about one slot. So a smaller n may also
-    fit.
+    A report gets shorter as n grows, except for jumps of about one slot, so a smaller n may fit.
     """
 
     def fits(n: int) -> bool:

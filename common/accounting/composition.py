@@ -12,9 +12,9 @@
 * One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, but
   nobody knows in which. A group is, for example, the batches of an epoch.
 
-A privacy filter can keep a limit even if later events depend on earlier results (Rogers, Roth,
-Ullman and Vadhan 2016): a user takes no part in a batch that would exceed the limit. The filter may
-compose exactly, because no dominating distribution depends on data.
+A privacy filter keeps a limit even if later events depend on earlier results (Rogers, Roth, Ullman
+and Vadhan 2016). With the filter, a user skips each batch that would exceed the limit. The filter
+may compose exactly, because no dominating distribution depends on data.
 """
 
 import math

@@ -17,10 +17,10 @@ P(l). The tilt puts the far tail of S, which makes up delta, in the middle of th
 of the transform are then relative to delta, not to 1. Tilt and window never affect whether the
 bounds hold: `loss_curve` accounts for mass outside the window.
 
-**Rounding.** Let u be the unit roundoff. The 2-norm error of a computed transform of length M is
-below 8 u log2(M) times the transform's norm, if the twiddle factors' errors are at most u (Higham,
-Accuracy and Stability of Numerical Algorithms, 2nd ed., Theorem 24.2). The inverse transform has
-the same bound. Propagating both bounds gives one number that no cell's error exceeds.
+**Rounding.** Let u be the unit roundoff, and let the twiddle factors have errors of at most u. Then
+the 2-norm error of a computed transform of length M is below 8 u log2(M) times the transform's norm
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Theorem 24.2). The inverse
+transform has the same bound. Propagating both bounds gives one number that no cell's error exceeds.
 
 This package uses np.sum for sums of products: np.dot's BLAS starts threads, which spin when cores
 are busy.

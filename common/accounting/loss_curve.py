@@ -208,8 +208,7 @@ class Curve:
     def _solve_back(self, end: float, delta: float) -> float:
         """Returns the result of `_solve` for overflow 0, computed from the piece's far end.
 
-        Computed from the near end, exp(near end - loss) would underflow, and the piece would seem
-        flat.
+        From the near end, exp(near end - loss) would underflow, and the piece would seem flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))
@@ -254,9 +253,8 @@ def epsilon(
 ) -> float:
     """Returns a bound on epsilon at this delta; infinity if no epsilon works.
 
-    Dropped noise uses up a part of delta: (1 + e^epsilon) * overflow. A lower bound subtracts the
-    same amount from delta(epsilon), because dropped noise may also lower the true delta by this
-    amount.
+    Dropped noise uses up a part of delta: (1 + e^epsilon) * overflow. A lower bound subtracts this
+    part instead, because dropped noise may also lower the true delta.
     """
     return curve(tuple(moves), delta, bound).epsilon(delta, SIGNS[bound] * overflow)
 

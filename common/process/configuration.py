@@ -27,7 +27,7 @@ MIN_SIMILARITY = 0.85
 
 
 class RoleSettings(BaseSettings):
-    """Base of the roles' settings. Call `load` to read them; its errors say what is wrong."""
+    """Base of the roles' settings. Call `load` to read them."""
 
     loopback_defaults: ClassVar[dict[str, float]] = {"max_owner_share": 1.0}
     """Defaults that apply if all peers are on this machine; one owner then has all nodes."""

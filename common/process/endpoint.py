@@ -30,7 +30,7 @@ D = TypeVar("D", bound=BaseModel)
 
 PAUSE_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""The longest pause. Pauses are long because each attempt to reach a missing host takes seconds."""
+"""Pauses are long because each attempt to reach a missing host takes seconds."""
 
 
 def is_loopback(host: str) -> bool:
@@ -47,7 +47,7 @@ def is_loopback_url(url: str) -> bool:
 
 
 def split_urls(text: str) -> tuple[str, ...]:
-    """Returns the addresses in a setting."""
+    """Returns the addresses in a setting, which commas separate."""
     return tuple(url.strip() for url in text.split(","))
 
 
@@ -60,10 +60,9 @@ def is_loopback_service(text: str) -> bool:
 
 
 def check_urls(name: str, text: str) -> tuple[str, ...]:
-    """Returns the addresses in a setting.
+    """Returns the addresses in a setting called ``name``.
 
-    Raises ValueError, which names the setting, if an address is malformed, or is http and not on
-    this machine.
+    Raises ValueError if an address is malformed, or is http and not on this machine.
     """
     urls = split_urls(text)
     for url in urls:
@@ -185,8 +184,7 @@ TransportT = TypeVar("TransportT")
 class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
-    With ``spread``, the replicas take turns at being tried first. Without ``spread``, every request
-    starts at the first usable replica.
+    With ``spread``, the replicas take turns at being tried first.
     """
 
     def __init__(

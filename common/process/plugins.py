@@ -135,8 +135,8 @@ def fingerprint(code: object) -> str:
     """Returns a digest (16 hexadecimal digits) of the code as it was loaded, not of its file.
 
     The digest covers byte code, defaults, base classes, and all functions, modules and other
-    globals that the code uses. If one of these belongs to Riffle, to an installed package or to
-    Python itself, the digest covers only its name.
+    globals that the code uses. Parts of Riffle, installed packages and Python count only by their
+    names.
     """
     return hashlib.sha256(repr(_described(code, {})).encode()).hexdigest()[:16]
 

@@ -16,8 +16,7 @@ NESTED_FIELDS = {"timings", "shuffler", "rejected", "dropped", "messages"}
 
 
 def csv_text(rows: Sequence[Row], default_columns: Sequence[str] = ()) -> str:
-    """Returns rows as CSV, with a column for every name in them. Without rows, the CSV has the
-    default columns."""
+    """Returns rows as CSV, with a column for every name. Without rows, default columns are used."""
     plain = [flatten(row) for row in rows]
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, columns_of(plain) or default_columns, lineterminator="\n")

@@ -75,8 +75,7 @@ class Document(BaseModel):
 class Epoch:
     """A period from ``start`` until just before ``end``, in which a user may report once.
 
-    Times are seconds since 1970, UTC. If the epoch of a batch is None, a user may report once in a
-    lifetime.
+    Times are seconds since 1970, UTC.
     """
 
     start: int

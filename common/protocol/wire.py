@@ -15,8 +15,7 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""The coordinator names at most this many failed messages of a batch. If more fail, it names a
-sample."""
+"""Most failed messages of a batch that the coordinator names. If more fail, it names a sample."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
@@ -49,10 +48,10 @@ class ShufflerIdentity(Document):
 
 
 class OpenBatch(Document):
-    """An open batch. ``free_slots`` is the number of free slots, rounded up.
+    """An open batch.
 
-    The number is rounded up to a multiple of ceil(n / 10), but never above n. If n is below 100, it
-    is 0 or n.
+    ``free_slots`` is rounded up to a multiple of ceil(n / 10), but is at most n. If n is below 100,
+    it is 0 or n.
     """
 
     batch_id: Hex16
@@ -247,8 +246,8 @@ def frame(lease: str, sealed_report: bytes) -> bytes:
 def split_frames(body: bytes, report_bytes: int) -> tuple[list[str], list[memoryview]]:
     """Returns the lease ids and the sealed reports of all frames, in their order.
 
-    The reports are views of ``body``, which saves copying megabytes. Raises RemoteError
-    ``wrong-size`` if the body is empty or not a whole number of frames.
+    The reports are views of ``body``. Raises RemoteError ``wrong-size`` if the body is empty or not
+    a whole number of frames.
     """
     size = LEASE_BYTES + report_bytes
     if not body or len(body) % size:

@@ -71,8 +71,7 @@ def execute_rows(
 
     A row has one value for each of the parameters ``names``. Values go to the driver as they are,
     so they need types that the driver accepts. In an insert, SQLAlchemy's own defaults do not
-    apply. Rows are not copied if ``names`` has the order of the parameters or, in an insert, of the
-    columns.
+    apply.
     """
     if not rows:
         return
