@@ -200,15 +200,10 @@ class BatchLifecycle:
         """Erases a batch that the analyzer has received; counts failed messages of each node.
 
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
-        claims, without proof, that these messages did not open or named no counter. A dishonest
-        coordinator may name any messages, with these effects:
-
-        - The coordinator learns nothing. No answer, check, status, record or time depends on who
-          sent these messages, and the coordinator's token cannot read the list of nodes.
-        - The shuffler's operator sees how many of them each node sent, summed over all batches. A
-          batch adds at most `MAX_NAMED` messages.
-        - The coordinator can blame nodes, at random or by the content of messages. Therefore blame
-          has no automatic effect.
+        claims, without proof, that these messages did not open or named no counter. No answer,
+        check, status, record or time may depend on who sent these messages, so that the coordinator
+        learns nothing. Blame has no automatic effect, because a dishonest coordinator may name any
+        messages.
 
         Raises RemoteError ``malformed`` if ``failed`` is not an ascending list of messages' places.
         In a batch of sums, nothing can fail, so ``failed`` must be empty.

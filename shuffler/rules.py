@@ -35,16 +35,12 @@ Outcome = Literal[
     "wrong-key",
     "reused-key",
 ]
-"""``reused-key``: in a batch of sums, an accepted report already has the same key E
-(`report_rows`).
-"""
+"""``reused-key``: in a batch of sums, an accepted report has the same public key E."""
 
 Closed = Literal["late", "batch-full"]
 Decision = Literal["grant", "user-unavailable", "quota-exceeded", "share-exceeded", "batch-full"]
 Standing = Literal["live", "reported", "over"]
-"""A ``live`` lease may report. A ``reported`` lease has a report. A lease that is ``over`` has no
-report and may not report any more.
-"""
+"""A ``live`` lease may report. A lease that is ``over`` has no report and gets none any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +79,9 @@ class Room:
 
 
 Frame = tuple[str, bytes, bytes | None]
-"""One frame of an upload: its lease, the SHA-256 of its sealed report, and the opened report.
-
-The opened report is None if the outer seal does not open under the batch's key."""
+"""One frame of an upload: its lease, a digest of its sealed report, and the opened report. The
+opened report is None if the outer seal does not open under the batch's key.
+"""
 
 
 def accept_deposit(

@@ -27,7 +27,7 @@ Origin = Annotated[str, StringConstraints(pattern=r"^https?://[^/?#*\s]+$")]
 
 
 class Settings(ServerSettings, DemandSettings):
-    """The settings of a shuffler. Call `load` to read them; its errors say what is wrong."""
+    """The settings of a shuffler. Call `load` to read them."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
     loopback_defaults: ClassVar[dict[str, float]] = {

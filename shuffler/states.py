@@ -90,10 +90,7 @@ def after(state: BatchState, event: Event) -> BatchState:
 
 
 def lease_after(state: LeaseState, event: LeaseEvent) -> LeaseState:
-    """Returns a lease's state after ``event``; raises LocalError if there is no such transition.
-
-    The shuffler's own code causes these events, so no request of a node can lead to the error.
-    """
+    """Returns a lease's state after ``event``; raises LocalError if there is no such transition."""
     target = LEASE_TRANSITIONS.get((state, event))
     if target is None:
         raise LocalError("internal", f"'{event}' is not possible for a lease that is {state}")

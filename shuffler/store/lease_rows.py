@@ -98,7 +98,7 @@ class LeaseGroup:
     """The k leases of one request, addressed by their index in the group.
 
     ``slots`` ascend. ``users`` has 16 bytes for each lease. ``digests`` has 32 bytes for each
-    lease: the SHA-256 of the report, or zeros before there is one.
+    lease: the digest of the report's frame, or zeros before there is a report.
     """
 
     group_id: str
@@ -151,7 +151,7 @@ class LeaseGroup:
         return self.users[index * USER_BYTES : (index + 1) * USER_BYTES].hex()
 
     def digest(self, index: int) -> bytes:
-        """Returns the SHA-256 of a lease's report."""
+        """Returns the digest of a lease's report."""
         return bytes(self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES])
 
     def index(self, lease: str) -> int | None:

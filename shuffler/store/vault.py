@@ -74,9 +74,9 @@ class Vault:
     def put(self, batch_id: str, secret: BatchSecret) -> BatchSecret:
         """Stores a secret, unless the batch already has a secret. Returns the stored secret.
 
-        A late replica, with a transaction that will fail, cannot replace a secret in use. A secret
-        whose batch was never stored, because of a crash, is used by the next deposit. Raises the
-        errors of `get`, and LocalError ``unavailable`` if the secret cannot be written.
+        A late replica, whose transaction will fail, cannot replace a secret in use. If a crash left
+        a secret without a batch, the next deposit of the batch uses that secret. Raises the errors
+        of `get`, and LocalError ``unavailable`` if the secret cannot be written.
         """
         data = MAGIC + secret.outer.private + secret.permutation
         try:
