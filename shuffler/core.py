@@ -276,10 +276,9 @@ def preflight(settings: Settings) -> None:
 
 
 class Admission:
-    """Caches nodes by token and batches by id.
+    """Caches at most `MAX_ENTRIES` nodes by token and batches by id. ``clock`` returns seconds.
 
-    Keeps at most `MAX_ENTRIES` answers. An answer is kept for `CACHE_SECONDS`, but not after
-    ``changes`` has signalled a change. ``clock`` returns seconds.
+    An answer is kept for `CACHE_SECONDS`, but not after ``changes`` has signalled a change.
     """
 
     def __init__(

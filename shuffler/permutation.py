@@ -103,9 +103,9 @@ def permute_messages(
 def blank_copies(messages: Messages) -> int:
     """Zeroes every message that is a copy of an earlier one, and returns the number of copies.
 
-    Two messages count as copies if their first 8 bytes, part of a fresh public key, are equal.
-    Among honest messages, this happens in about one of 100,000 batches of 1 GiB. Copies of a user's
-    messages would count the user several times. A blank message does not open: it counts as failed.
+    Copies of a user's messages would count the user several times. Two messages count as copies if
+    their first 8 bytes, part of a fresh public key, are equal. Among honest messages, this happens
+    in about one of 100,000 batches of 1 GiB. A blank message does not open: it counts as failed.
     """
     starts = np.ascontiguousarray(messages[:, :8]).view(np.uint64)[:, 0]
     order = np.argsort(starts, kind="stable")

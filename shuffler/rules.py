@@ -170,9 +170,8 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
 
     ``lapses`` has three numbers: how many leases expired without a report, and when the first and
     the last of these leases expired. An owner with more than one lapse for every `REPORTS_A_LAPSE`
-    reports must wait, so that others can take the slots. If an owner never sends a report, the
-    successive waits are 1, 3, 7, ... times a lease's life. If the wait were endless, one crash
-    could end a batch that has few owners.
+    reports must wait, so that others can take the slots. An owner who never sends a report waits 1,
+    3, 7, ... times a lease's life. With an endless wait, one crash could end a batch of few owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0

@@ -1,7 +1,6 @@
 """Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
 
-A key or hash is hexadecimal. A variable holds it, or the variable with the ending ``_FILE`` names
-the file that holds it.
+Keys and hashes are hexadecimal. A variable with the ending ``_FILE`` names a file that holds one.
 """
 
 import math

@@ -6,8 +6,7 @@
   losses k Delta and (k + 1) Delta, replace an atom with a loss l between these two. The two atoms
   have the mass of the old atom, both under P and under Q (`binomial`). Merging the two atoms is
   post-processing and gives the old atom back. Therefore P and Q on the grid are at least as easy to
-  tell apart as the true P and Q. With f = l - k Delta, the upper atom gets the share (1 - exp(-f))
-  / (1 - exp(-Delta)) of the mass under P. The error is of order Delta^2.
+  tell apart as the true P and Q. The error is of order Delta^2.
 * Lower (`round_down`): every loss is rounded down. (1 - exp(epsilon - L))_+ grows with the loss L,
   so delta never exceeds the true delta.
 

@@ -4,10 +4,10 @@ Replacing one user moves at most `cells` counters up by one and at most `cells` 
 carry independent noise. The total loss is therefore a sum of independent losses: those of `cells`
 moves up and `cells` moves down (`binomial`). Fewer moves are a post-processing of these moves.
 
-Both directions. Delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] for the mechanism M, all
-neighbours D and D', and any set E of outputs. Exchanging D and D' turns every move up into a move
-down, and every move down into a move up. The numbers of both are equal, so one delta covers both
-directions. Moves up and down have different losses, so 2 * cells moves up would be wrong.
+One delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] for the mechanism M, all neighbours D
+and D', and any set E of outputs. Exchanging D and D' turns every move up into a move down, and
+every move down into a move up. The numbers of both are equal, so one delta covers both directions.
+Moves up and down have different losses, so composing 2 * cells moves up would be wrong.
 
 `convolution` works on a grid, with transforms of length M. Every error is counted on the safe side:
 

@@ -1,7 +1,5 @@
 """Addresses of services: URLs, clients' TLS, token hashes, and failover between replicas.
 
-Nodes and the command line import this module, so it loads no web framework.
-
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
 replica does not answer is sent to the next, because every request in Riffle may be repeated. An
 address that failed is avoided for a while; this time doubles with each further failure. An answer

@@ -195,10 +195,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency, which yields the first of ``names`` that owns the token.
-
-    The app's `Authenticator` refuses all other callers.
-    """
+    """Returns a route's dependency, which yields the first of ``names`` that owns the token."""
 
     async def caller(
         request: Request, token: Annotated[str, token_of(*names)]

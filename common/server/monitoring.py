@@ -47,10 +47,7 @@ def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
 
 
 class RequestMetrics:
-    """Metrics of one app's requests: count, seconds and bytes by route, problems by slug.
-
-    Two more metrics show whether the service is ready, and when its TLS certificate ends.
-    """
+    """Metrics of one app: its requests, problems, readiness and TLS certificate."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = partial(Counter, registry=registry)

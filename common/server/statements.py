@@ -32,9 +32,7 @@ class _Names(sa.TypeDecorator[Sequence[str]]):
 
 
 class _IsOneOf(FunctionElement[Any]):
-    # Not Boolean: for a database without booleans, SQLAlchemy would append ``= 1`` to the
-    # condition. No index serves such a condition, so the database would read every row of the
-    # table.
+    # Not Boolean: for SQLite, SQLAlchemy would append ``= 1``, and no index serves that condition.
     type = NullType()
     inherit_cache = True
 

@@ -5,8 +5,7 @@ its slot, so that a report under this lease is refused as late.
 
 Each report is stored exactly once. One transaction decides the outcomes of an upload, stores its
 accepted reports and marks the leases of these reports. With the n-th distinct report, the
-transaction also seals the batch. Only a user's newest lease can be marked, and the mark shows that
-this user has reported. With epochs, the user may then get a lease of a later epoch.
+transaction also seals the batch. Only a user's newest lease can be marked.
 """
 
 from collections import Counter
