@@ -155,9 +155,6 @@ async def descriptor(batch_id: Hex16, request: Request, token: NodeToken) -> Res
         return _as_json(await shuffler_of(request).batches.descriptor(batch_id))
 
 
-_FRAMES = {"requestBody": {"required": True, "content": {wire.OCTETS: {}}}}
-
-
 @router.post(
     "/v1/batches/{batch_id}/leases",
     response_model=wire.LeaseReply,
@@ -182,7 +179,9 @@ async def decline(
 
 
 @router.post(
-    "/v1/batches/{batch_id}/reports", response_model=wire.UploadReply, openapi_extra=_FRAMES
+    "/v1/batches/{batch_id}/reports",
+    response_model=wire.UploadReply,
+    openapi_extra={"requestBody": {"required": True, "content": {wire.OCTETS: {}}}},
 )
 async def upload(batch_id: Hex16, request: Request, token: NodeToken) -> Response:
     """Stores the reports of an upload. The answer follows once every outcome is durable."""
