@@ -252,7 +252,7 @@ def store_head(settings: Settings) -> Head:
 def preflight(settings: Settings) -> None:
     """Checks all that could stop the service from starting, before it takes its port.
 
-    Raises LocalError if a key, a token or the store is missing, damaged or too new.
+    Raises LocalError if a key, a token or the store is missing or unusable.
     """
     settings.demands()
     read_pins(settings.analyzer_keys_file)

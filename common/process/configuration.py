@@ -61,7 +61,7 @@ class RoleSettings(BaseSettings):
     def hex_value(self, name: str) -> bytes:
         """Returns the 32 bytes of a setting, given as hexadecimal text or as a file of such text.
 
-        Raises LocalError ``invalid-spec`` if neither is set, or the text is malformed.
+        Raises LocalError ``invalid-spec`` if neither is set, or the text or the file is unusable.
         """
         text, file = getattr(self, name, None), getattr(self, f"{name}_file")
         variable = self.prefix() + name.upper()
