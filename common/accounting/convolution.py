@@ -155,7 +155,7 @@ def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
 
 
 def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
-    """Returns K(s), K'(s) and K''(s) of the composed finite loss."""
+    """Returns K(s) of the composed finite losses, their tilted mean K'(s) and variance K''(s)."""
     K = mean = variance = 0.0
     for part, count in parts:
         exponent = s * part.loss
@@ -169,7 +169,7 @@ def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
 
 
 def choose_tilt(parts: Sequence[Part], delta: float) -> float:
-    """Returns a lambda >= 0 for which Chernoff's bound on Pr[S >= K'(lambda)] is about delta."""
+    """Returns a tilt whose Chernoff bound on losses above their tilted mean is about delta."""
     target = math.log(1.0 / delta)
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:
@@ -185,7 +185,7 @@ def choose_tilt(parts: Sequence[Part], delta: float) -> float:
 
 
 def tilt_at(parts: Sequence[Part], epsilon: float, most: float) -> float:
-    """Returns the lambda in [0, most] with K'(lambda) = epsilon, within a thousandth of `most`."""
+    """Returns the tilt in [0, most] whose mean loss is epsilon, within a thousandth of `most`."""
     low, high = 0.0, most
     for _ in range(10):
         middle = 0.5 * (low + high)

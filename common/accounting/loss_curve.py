@@ -231,9 +231,8 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
     """Returns a composition with errors far below the delta `near`, and its upper curve.
 
-    Errors at epsilon grow with exp(K(lambda) - lambda epsilon), for the tilt lambda
-    (`convolution`). The tilt from Chernoff's bound suits tails like a Gaussian's. The tail of
-    almost empty counters is heavier, and needs a tilt that suits the resulting epsilon.
+    The first tilt comes from Chernoff's bound and suits tails like a Gaussian's. Almost empty
+    counters have heavier tails, and need a tilt that suits the resulting epsilon.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]

@@ -100,8 +100,8 @@ def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """A binomial law: ``cumulative[j]`` is F(j) 2^scale for j < bits. For each value of U's first
-    16 bits, ``ones`` (2^16,) has the number of ones, or `OPEN`."""
+    """A binomial law, with F and U as in the module's docstring. ``cumulative[j]`` is F(j) 2^scale
+    for j < bits. ``ones[u]`` is the number of ones if U's first 16 bits are u, or `OPEN`."""
 
     cumulative: tuple[int, ...]
     scale: int

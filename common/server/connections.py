@@ -74,7 +74,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Passes on a piece of a body, without a copy if the app has already taken the last piece.
+        """Passes on a piece of a body, without a copy if the app has taken all earlier pieces.
 
         uvicorn would copy each piece twice. Adding a piece to empty `bytes` gives the piece itself.
         """
