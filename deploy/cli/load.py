@@ -28,7 +28,7 @@ from riffle.deploy.cli.options import (
 )
 from riffle.deploy.cli.up import results
 from riffle.deploy.load import benchmark
-from riffle.deploy.load.html_page import certainty, headline, next_step, write_summary
+from riffle.deploy.load.html_page import LATENCY, RATES, card, numbers, write_summary
 from riffle.deploy.load.run import LoadConfig, Target, find_capacity, loopback_target, run
 from riffle.deploy.load.summary import step_text
 from riffle.deploy.network.processes import interrupt_on_termination, make_folder
@@ -68,7 +68,7 @@ def load_command(
 ) -> None:
     """Load a network with real nodes and name its bottleneck.
 
-    The exit code is 1 if there is a bottleneck: too few of the due reports were accepted promptly.
+    The exit code is 1 if there is a bottleneck: too few reports were accepted promptly.
     With --find-capacity, the exit code is 1 if the network carried no rate.
     """
     if capacity and network is not None:
@@ -97,7 +97,7 @@ def load_command(
         summary = (find_capacity if capacity else run)(config, target)
         write_summary(config.folder, summary)
     title = f"written to {config.folder}"
-    emit(summary, output, lambda: table(("quantity", "value"), _rows(summary), title))
+    emit(summary, output, lambda: table(("quantity", "value"), report_rows(summary), title))
     if summary["interrupted"]:
         raise typer.Exit(Exit.INTERRUPTED)
     carried = summary["verdict"]["limit"] == "none"
@@ -106,23 +106,21 @@ def load_command(
     raise typer.Exit(Exit.DONE if carried else Exit.NO)
 
 
-def _rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
-    """Returns the summary as rows of a table."""
-    reports, verdict = summary["reports"], summary["verdict"]
-    rate = summary["parameters"]["rate"]
-    rows = [("numbers of the load", f"at {rate:.3g} a second")] if "capacity" in summary else []
-    rows += [(name, reports[name]) for name in ("due", "accepted", "undecided", "messages")]
-    rows += [(name, summary[name]) for name in ("accepted_a_second", "messages_a_second")]
-    rows += [(f"rejected {why}", n) for why, n in reports["rejected"].items()]
-    rows += [(f"answer {what}", n) for what, n in reports["answers"].items()]
-    for name in ("latency_from_due_ms", "latency_from_send_ms"):
-        rows += [(f"{name}_{kind}", value) for kind, value in reports[name].items()]
-    rows += [("interrupted", "yes")] if summary["interrupted"] else []
-    steps = summary.get("capacity", {"steps": {}})["steps"]
-    rows += [(f"at {rate} a second", step_text(step)) for rate, step in steps.items()]
-    rows += [("limit", verdict["limit"]), ("why", verdict["why"])]
-    rows += [("result", headline(summary)), ("how sure", certainty(summary))]
-    return [*rows, ("next", next_step(summary))]
+def report_rows(summary: dict[str, Any]) -> list[tuple[str, object]]:
+    """Returns the report's first lines and main tables as rows of one table."""
+    steps, tables = summary.get("capacity", {"steps": {}})["steps"], numbers(summary)
+    rows: list[tuple[str, object]] = list(card(summary).items())
+    for rate, step in steps.items():
+        rows.append((f"{RATES}: {rate}", f"{step_text(step)}; tries: {step['tries']}"))
+    tables[LATENCY] = {
+        f"{name}, {kind}": value
+        for name in ("from due", "from send")
+        for kind, value in tables[LATENCY][name].items()
+    }
+    for title in ("Reports", "Rejected reports", "Unsuccessful answers", LATENCY):
+        for name, value in tables[title].items():
+            rows.append((f"{title}: {name}".replace("_", " "), value))
+    return rows
 
 
 # The callback makes it a group, although it has only one command.

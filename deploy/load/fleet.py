@@ -95,7 +95,7 @@ def _bucket(seconds: float) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """Outcomes of all reports that were due so far.
+    """Outcomes of all reports that were started so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
     answer, by request and reason; nodes retry most of these requests. ``due``: latency from the
@@ -116,13 +116,13 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """The number of reports that are due but not decided."""
+        """The number of reports that are started but not decided."""
         return self.started - self.accepted - self.rejected.total()
 
     def summary(self) -> dict[str, Any]:
         """Returns the tally in the form of summary.json."""
         return {
-            "due": self.started,
+            "started": self.started,
             "accepted": self.accepted,
             "undecided": self.open,
             "messages": self.messages,

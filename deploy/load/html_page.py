@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from riffle.deploy.load.run import LoadConfig
 from riffle.deploy.load.summary import (
@@ -21,7 +22,7 @@ from riffle.deploy.load.summary import (
     PROMPT_SECONDS,
     Summary,
     cores_of,
-    due_a_second,
+    started_a_second,
 )
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
@@ -31,6 +32,7 @@ MANY = 100  # least rate, in reports a second, at which each second's 99th perce
 UNSURE = 10.0  # trials disagree if the prompt share rises by this many points at a higher rate
 NOISY = 0.1  # other programs may use this share of the processors without a warning
 
+RATES, LATENCY = "Rates tried, a second", "Latency, ms"
 OPTIONS = {"aggregation": "aggregation", "processes": "processes", "workers": "openers"}
 DEFAULTS = {field.name: field.default for field in fields(LoadConfig)}
 
@@ -98,12 +100,13 @@ def headline(summary: Summary) -> str:
 def _rate(summary: Summary) -> float:
     """Returns the carried rate of a search, or the rate of a single load, in reports a second."""
     found = summary.get("capacity")
-    return float(found["carried_a_second"]) if found else due_a_second(summary)
+    return float(found["carried_a_second"]) if found else started_a_second(summary)
 
 
 def certainty(summary: Summary) -> str:
     """Returns how sure the result is: how often a rate was tried, and what disturbed the trials."""
-    rows = summary.get("capacity", {"steps": {}})["steps"].values()
+    steps = summary.get("capacity", {"steps": {}})["steps"]
+    rows = steps.values()
     disagree = any(
         low["p50, ms"] > 2 * high["p50, ms"] or high[PROMPT] > low[PROMPT] + UNSURE
         for low, high in pairwise(rows)
@@ -111,11 +114,61 @@ def certainty(summary: Summary) -> str:
     wrong = "; the trials disagree, for a lower rate did worse" if disagree else ""
     wrong += f"; other programs {_others(summary)}" if _others(summary) else ""
     wrong += "; it was interrupted" if summary.get("interrupted") else ""
-    what = "each rate" if rows else f"this rate ({summary['evidence']['due']} reports)"
+    if any(row["tries"] > 1 and row["result"] == "carried" for row in rows):
+        wrong += "; a rate was carried only at its second try"
+    what = "each rate" if rows else f"this rate ({summary['evidence']['started']} reports)"
+    again = "".join(f", {rate} a second twice" for rate, row in steps.items() if row["tries"] > 1)
     if _unfilled(summary):
         wrong += "; no batch filled at the carried rate, so the coordinator was not tried"
     grade = "not very sure" if wrong else "fairly sure"
-    return f"{grade}: {what} was tried once, for {summary['parameters']['seconds']:g} s{wrong}"
+    seconds = summary["parameters"]["seconds"]
+    return f"{grade}: {what} was tried once{again}, for {seconds:g} s{wrong}"
+
+
+def _opened(summary: Summary) -> str:
+    """Returns which share of the full batches' messages was opened when the load ended."""
+    opened, left = summary["opening"]["opened"], summary["opening"]["to_open"]
+    if not opened + left:
+        return f"no batch filled{_at(summary)}"
+    share = f"{opened / (opened + left):.0%} of the messages of full batches during the load"
+    return f"{share}; {left:,} were still to be opened at its end{_at(summary)}"
+
+
+def _at(summary: Summary) -> str:
+    """Returns the load that a search's numbers are of, and "" for a single load."""
+    if not summary.get("capacity"):
+        return ""
+    carried = "carried" if summary["verdict"]["limit"] == "none" else "not carried"
+    return f", at {summary['parameters']['rate']:.3g} a second ({carried})"
+
+
+def card(summary: Summary) -> dict[str, str]:
+    """Returns the report's first lines by their labels."""
+    return {
+        "Answer": headline(summary),
+        "How sure": certainty(summary),
+        "Opened": _opened(summary),
+        "Next": next_step(summary),
+        "Load": f"{_options(summary['parameters'])}, {_messages(summary)}",
+        "Why": summary["verdict"]["why"],
+    }
+
+
+def numbers(summary: Summary) -> dict[str, Mapping[str, Any]]:
+    """Returns the report's tables by title. A table has values, or rows of values, by name."""
+    reports = summary["reports"]
+    totals = {name: reports[name] for name in ("started", "accepted", "undecided", "messages")}
+    latencies = {f"from {name}": reports[f"latency_from_{name}_ms"] for name in ("due", "send")}
+    rates = ("accepted_a_second", "messages_a_second", "seconds")
+    return {
+        "Reports": totals | {name: summary[name] for name in rates},
+        "Rejected reports": reports["rejected"],
+        "Unsuccessful answers": reports["answers"],
+        LATENCY: latencies | reports["stages_ms"],
+        "Processors": summary["processes"],
+        "Memory, MiB": summary["memory"],
+        "Parameters": summary["parameters"],
+    }
 
 
 def next_step(summary: Summary) -> str:
@@ -173,39 +226,26 @@ def _others(summary: Summary) -> str:
 
 def to_html(summary: Summary) -> str:
     """Returns the summary as one HTML file."""
-    reports, verdict, series = summary["reports"], summary["verdict"], summary["series"]
-    names, found = list(summary["processes"]), summary.get("capacity")
-    rate = summary["parameters"]["rate"]
-    carried = "carried" if verdict["limit"] == "none" else "not carried"
-    at = f", at {rate:.3g} a second ({carried})" if found else ""
+    series, names, found = summary["series"], list(summary["processes"]), summary.get("capacity")
+    rate, at, lines = summary["parameters"]["rate"], _at(summary), card(summary)
+    load, why = lines.pop("Load"), lines.pop("Why")
     shares = ["p50", "p95", *(["p99"] if rate >= MANY else [])]
-    totals = {name: reports[name] for name in ("due", "accepted", "undecided")}
-    latencies = {"all": reports["latency_from_due_ms"]} | reports["stages_ms"]
-    totals |= {n: summary[n] for n in ("accepted_a_second", "messages_a_second", "seconds")}
-    lines = {"Answer": headline, "How sure": certainty, "Next": next_step}
+    few = "" if rate >= MANY else f"p99: too few reports, {rate:.3g} a second (at least {MANY})"
     parts = [
         "<h1>Load test</h1><dl>",
-        *(f"<dt>{name}<dd>{_sentence(text(summary))}" for name, text in lines.items()),
-        f"</dl><p>Load: {_text(_options(summary['parameters']))}, {_messages(summary)}.</p>"
-        f"<p>Why: {_text(verdict['why'])}. A rate is carried if {CARRIED:.0%} of its reports "
+        *(f"<dt>{name}<dd>{_sentence(text)}" for name, text in lines.items()),
+        f"</dl><p>Load: {_text(load)}.</p>"
+        f"<p>Why: {_text(why)}. A rate is carried if {CARRIED:.0%} of its reports "
         f"are accepted within {PROMPT_SECONDS:g} s of the time at which they are due, whether or "
         "not the generator is free then.</p>",
-        _grid("Rates that were tried, reports a second", found["steps"], "asked for")
-        if found
-        else "",
+        _table(RATES, found["steps"], "asked for") if found else "",
         _chart(f"Reports a second{at}", series, ["started", "accepted", "rejected"], "_a_second"),
-        _chart(f"Latency of a second's reports, ms{at}", series, shares, " ms"),
+        _chart(f"Latency of a second's reports, ms{at}", series, shares, " ms", few),
         _chart(f"Reports under way{at}", series, ["open"], ""),
         _chart(f"Processors in use{at}", series, [*names, OTHERS], " processors"),
         _chart(f"Memory, MiB{at}", series, names, " mib"),
-        "<details><summary>All numbers</summary>",
-        _table(f"Reports{at}", totals),
-        _table("Rejected reports, by reason", reports["rejected"]),
-        _table("Answers that were no success, also those tried again", reports["answers"]),
-        _grid("Latency from the time that is due, ms", latencies, "stage"),
-        _grid("Processors", summary["processes"], "part"),
-        _grid("Memory, MiB", summary["memory"], "part"),
-        _table("Parameters", summary["parameters"]),
+        f"<details><summary>All numbers{at}</summary>",
+        *(_table(title, rows) for title, rows in numbers(summary).items()),
         "</details>",
     ]
     return f"{_HEAD}<body>{''.join(parts)}</body></html>\n"
@@ -218,7 +258,9 @@ def _ticks(top: float) -> list[float]:
     return [step * i for i in range(int(top / step + 1e-9) + 1)]
 
 
-def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str) -> str:
+def _chart(
+    title: str, rows: Sequence[Mapping[str, float]], names: list[str], unit: str, note: str = ""
+) -> str:
     """Returns a chart of lines over time, with a table of some samples (summary.json has all).
 
     Leaves out the last interval if it is shorter than half of the previous one, because its rates
@@ -243,8 +285,8 @@ def _chart(title: str, rows: Sequence[Mapping[str, float]], names: list[str], un
     }
     return (
         f'<h2>{_text(title)}</h2><svg class=chart viewBox="0 0 {WIDTH} {HEIGHT}" role=img '
-        f'aria-label="{_text(title)} over time">{_axes(end, top)}{lines}</svg><p>{legend}</p>'
-        f"<details><summary>as a table</summary>{_grid('', cells, 'second')}</details>"
+        f'aria-label="{_text(title)} over time">{_axes(end, top)}{lines}</svg><p>{legend}{note}</p>'
+        f"<details><summary>as a table</summary>{_table('', cells, 'second')}</details>"
     )
 
 
@@ -283,21 +325,20 @@ def _line(
     return f'<polyline class="line l{number % 4}"{_dashes(number)} points="{points}"/>'
 
 
-def _table(title: str, rows: Mapping[str, object]) -> str:
-    """Returns names and values under a heading, or "" if there are no rows."""
-    body = "".join(f"<tr><td>{_text(name)}{_cell(value)}" for name, value in rows.items())
-    return f"<h2>{_text(title)}</h2><table>{body}</table>" if rows else ""
-
-
-def _grid(title: str, rows: Mapping[str, Mapping[str, object]], first: str = "") -> str:
-    columns = list(next(iter(rows.values()), {}))
-    head = "".join(f"<th scope=col class=n>{_text(name)}" for name in columns)
+def _table(title: str, rows: Mapping[str, Any], first: str = "") -> str:
+    """Returns rows under a heading, or "" if there are no rows. A row is a value, or values by
+    column; ``first`` is then the name of the first column."""
+    columns = next(iter(rows.values()), None)
+    head = f"<h2>{_text(title)}</h2><table>" if title else "<table>"
+    if isinstance(columns, Mapping):
+        names = "".join(f"<th scope=col class=n>{_text(name)}" for name in columns)
+        head += f"<tr><th scope=col>{_text(first)}{names}"
     body = "".join(
-        f"<tr><td>{_text(name)}" + "".join(_cell(row[column]) for column in columns)
+        f"<tr><td>{_text(name)}"
+        + "".join(map(_cell, row.values() if isinstance(row, Mapping) else [row]))
         for name, row in rows.items()
     )
-    heading = f"<h2>{_text(title)}</h2>" if title else ""
-    return f"{heading}<table><tr><th scope=col>{_text(first)}{head}{body}</table>"
+    return f"{head}{body}</table>" if rows else ""
 
 
 def _cell(value: object) -> str:

@@ -248,11 +248,13 @@ def _load(
         before = target.answering_seconds()
         samples, interrupted = generator.watch(config.seconds, target.pids, screen.show)
         answered = target.answering_seconds() - before
+        ended = feeder.batches()
         screen.phase(f"settling, at most {SETTLE_SECONDS:g} s", None)
         with record_signals() as signals:
             feeder.settle(SETTLE_SECONDS, signals)
             batches = feeder.batches()
-    summary = summarize(config.summary(), samples, batches, len(generator.processes), answered)
+    count = len(generator.processes)
+    summary = summarize(config.summary(), samples, batches, count, answered, ended)
     return summary | {"interrupted": interrupted or bool(signals), "trouble": feeder.trouble}
 
 

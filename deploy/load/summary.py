@@ -10,6 +10,7 @@ loads: `next_rate` chooses the next load's rate, and `capacity` chooses the summ
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -39,7 +40,7 @@ Summary = dict[str, Any]
 class Evidence:
     """The measurements that decide the verdict.
 
-    ``due`` and ``prompt``: reports due, and reports accepted promptly. ``filled``: batches that
+    ``started`` and ``prompt``: reports started, and accepted promptly. ``filled``: batches that
     filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five fields are
     demands (`Usage.demand`). ``loops``: of the busiest generator process. ``sealing`` and
     ``opening``: of an average process that seals or opens. ``shuffler`` and ``coordinator``: of
@@ -50,7 +51,7 @@ class Evidence:
     wait, the shuffler works on these requests. None if unknown.
     """
 
-    due: int
+    started: int
     prompt: int
     filled: int
     stages: dict[str, float]
@@ -77,9 +78,9 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """Returns the verdict by the rule of docs/load.md."""
-    share = evidence.prompt / evidence.due if evidence.due else 1.0
+    share = evidence.prompt / evidence.started if evidence.started else 1.0
     if share >= CARRIED:
-        why = f"{share:.1%} of the due reports were accepted within {PROMPT_SECONDS:g} s"
+        why = f"{share:.1%} of the started reports were accepted within {PROMPT_SECONDS:g} s"
         return Verdict("none", "", why)
     stages = evidence.stages
     stage = max(stages, key=lambda name: stages[name])
@@ -133,14 +134,15 @@ def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
 def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None:
     """Returns the next load of a search for the capacity, in reports a second; None at its end.
 
-    ``steps`` has each rate so far, and True if it was carried. The rate doubles until a rate is not
-    carried, or halves until a rate is carried. Then each load halves the interval between these two
-    rates, on a logarithmic scale.
+    ``steps`` has each rate so far, and True if it was carried. docs/load.md describes the search.
+    A rate is carried if one of its tries was.
     """
     carried = max((rate for rate, ok in steps if ok), default=0.0)
-    failed = min((rate for rate, ok in steps if not ok), default=math.inf)
-    if len(steps) >= MOST_STEPS or failed <= PRECISE * carried:
+    failed = min((rate for rate, ok in steps if not ok and rate > carried), default=math.inf)
+    if len(steps) >= MOST_STEPS:
         return None
+    if failed <= PRECISE * carried:  # one unlucky load must not decide the answer
+        return failed if steps.count((failed, False)) == 1 else None
     if not steps:
         return start
     if failed == math.inf:
@@ -151,24 +153,29 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 def capacity(steps: Sequence[Summary]) -> Summary:
     """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
 
-    Adds ``capacity``: the largest carried rate (in reports due a second), whether a batch filled at
-    this rate, and a row for each load.
+    Adds ``capacity``: the largest carried rate (in started reports a second), whether a batch
+    filled at this rate, and a row for each rate. A carried try of a rate replaces its failed try.
     """
-    rates_of = {step["parameters"]["rate"]: step for step in steps}
+    tries = Counter(step["parameters"]["rate"] for step in steps)
+    ordered = sorted(steps, key=lambda step: step["verdict"]["limit"] == "none")
+    rates_of = {step["parameters"]["rate"]: step for step in ordered}
     failed = [rate for rate, step in rates_of.items() if step["verdict"]["limit"] != "none"]
     best = max((rate for rate in rates_of if rate not in failed), default=None)
-    carried = 0.0 if best is None else due_a_second(rates_of[best])
+    carried = 0.0 if best is None else started_a_second(rates_of[best])
     filled = best is not None and rates_of[best]["evidence"]["filled"] > 0
     report = rates_of[min(failed)] if failed else steps[-1]
-    rows = {f"{rate:.3g}": step_row(step) for rate, step in sorted(rates_of.items())}
-    beyond = due_a_second(rates_of[min(failed)]) if failed else None
+    rows = {
+        f"{rate:.3g}": step_row(step) | {"tries": tries[rate]}
+        for rate, step in sorted(rates_of.items())
+    }
+    beyond = started_a_second(rates_of[min(failed)]) if failed else None
     found = {"carried_a_second": carried, "not_carried": beyond, "filled": filled, "steps": rows}
     return report | {"capacity": found}
 
 
-def due_a_second(summary: Summary) -> float:
-    """Returns how many reports a second were due. Random arrivals do not have exactly the rate."""
-    return float(summary["evidence"]["due"] / summary["parameters"]["seconds"])
+def started_a_second(summary: Summary) -> float:
+    """Returns the reports started a second. Random arrivals do not have exactly the rate."""
+    return float(summary["evidence"]["started"] / summary["parameters"]["seconds"])
 
 
 def step_row(step: Summary) -> Summary:
@@ -177,8 +184,8 @@ def step_row(step: Summary) -> Summary:
     known = step["evidence"]
     row = {
         "result": "carried" if limit == "none" else f"not carried: {limit}",
-        "due": due_a_second(step),
-        PROMPT: 100 * known["prompt"] / max(known["due"], 1),
+        "started": started_a_second(step),
+        PROMPT: 100 * known["prompt"] / max(known["started"], 1),
     }
     return row | {f"{share}, ms": latency[share] for share in ("p50", "p99")}
 
@@ -194,11 +201,13 @@ def summarize(
     batches: list[Summary],
     generators: int,
     answered: float = math.nan,
+    ended: Sequence[Summary] = (),
 ) -> Summary:
     """Returns the content of summary.json: all measurements, and the verdict.
 
     The use of processors is measured from the start to the last arrival. ``answered``: the seconds
-    for which the shuffler worked on lease requests and uploads; NaN if unknown.
+    for which the shuffler worked on lease requests and uploads; NaN if unknown. ``ended``: the
+    batches when the load ended; ``batches``: the batches after settling.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
     end = next(late, samples[-1])  # the last sample, if the load was interrupted
@@ -230,8 +239,16 @@ def summarize(
         "memory": {name: _memory(samples, name) for name in used},
         "evidence": asdict(evidence),
         "batches": batches,
+        "opening": _opening(ended),
         "series": [rates(now, before, cores_of(parameters)) for before, now in pairwise(samples)],
     }
+
+
+def _opening(batches: Sequence[Summary]) -> Summary:
+    """Returns the messages of full batches that the coordinator has opened, and has yet to open."""
+    full = [batch for batch in batches if batch["state"] in FULL]
+    waiting = sum(batch["messages"] for batch in full if batch["state"] == "sealed")
+    return {"opened": sum(batch["messages"] for batch in full) - waiting, "to_open": waiting}
 
 
 def cores_of(parameters: Summary) -> set[int]:
@@ -260,7 +277,7 @@ def _evidence(
     busy = working / whole if whole > 0 else 0.0
     known = sum(use.total / use.at for use in used.values() if use.at > 0)
     return Evidence(
-        due=tally.started,
+        started=tally.started,
         prompt=tally.due.within(PROMPT_SECONDS),
         filled=sum(batch["state"] in FULL for batch in batches),
         stages=stages,

@@ -42,7 +42,7 @@ def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> 
     code, summary = run_load(tmp_path, *arguments, "--batch", "150", "--arrivals", "constant")
     reports, limit = summary["reports"], summary["verdict"]["limit"]
     assert code == (0 if limit == "none" else 1)
-    assert reports["due"] == 240
+    assert reports["started"] == 240
     assert reports["accepted"] + sum(reports["rejected"].values()) == 240
     assert reports["undecided"] == 0
     assert reports["accepted"] >= 150
@@ -74,7 +74,7 @@ def test_an_interrupt_ends_the_load_with_its_summary(tmp_path: Path) -> None:
         summary = json.loads(process.stdout.read())
     assert process.returncode == 130
     assert summary["interrupted"]
-    assert 0 < summary["reports"]["due"] < 100
+    assert 0 < summary["reports"]["started"] < 100
     if summary["verdict"]["limit"] == "none":
         assert "no batch filled" in certainty(summary)
     assert summary["reports"]["undecided"] == 0

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from riffle.deploy.cli.load import report_rows
 from riffle.deploy.load.fleet import Tally
 from riffle.deploy.load.generator import Sample
-from riffle.deploy.load.html_page import certainty, headline, next_step, to_html
+from riffle.deploy.load.html_page import card, certainty, headline, next_step, to_html
 from riffle.deploy.load.summary import Summary, capacity, rates, summarize
 from riffle.deploy.network.processes import Usage
 
@@ -27,7 +28,7 @@ PARAMETERS: dict[str, Any] = {
 
 
 def sample(at: float) -> Sample:
-    """Ten reports a second are due, five accepted; a third process grows by 2 MiB a second."""
+    """Ten reports a second are started, five accepted; a third process grows by 2 MiB a second."""
     tally = Tally(started=int(10 * at), accepted=int(5 * at), messages=int(50 * at))
     tally.answers["lease 429"] = int(at)
     for _ in range(int(5 * at)):
@@ -89,6 +90,29 @@ def test_batches_that_filled_are_counted() -> None:
     assert summary()["evidence"]["filled"] == 0
 
 
+def test_messages_that_waited_when_the_load_ended_are_a_share() -> None:
+    states = {"open": 5, "sealed": 100, "counted": 250, "rejected": 50, "abandoned": 7}
+    ended = [{"state": state, "messages": count} for state, count in states.items()]
+    found = summarize(PARAMETERS, [sample(0.0), sample(4.0)], [], 1, ended=ended)
+    assert found["opening"] == {"opened": 300, "to_open": 100}
+    text = "75% of the messages of full batches during the load; 100 were still to be opened at its"
+    assert card(found)["Opened"].startswith(text)
+
+
+def test_the_terminal_shows_what_the_page_shows_in_its_order() -> None:
+    found = capacity([summary() | {"parameters": PARAMETERS}])
+    found["reports"]["rejected"] = {"late": 2}
+    names = [name for name, _ in report_rows(found)]
+    page = re.sub(r"<details><summary>as a table.*?</details>", "", to_html(found))
+    places = [page.find(f">{name.partition(': ')[0]}") for name in names[6:]]
+    assert names[:6] == ["Answer", "How sure", "Opened", "Next", "Load", "Why"]
+    assert places[0] > 0
+    assert places == sorted(places)
+    assert "Rates tried, a second: 10" in names
+    assert "Reports: accepted a second" in names
+    assert "Latency, ms: from send, p99" in names
+
+
 def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     result = summary() | {"interrupted": True}
     result["reports"]["rejected"] = {"<b>": 1}
@@ -97,7 +121,12 @@ def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     assert not re.search(r"(src|href)=|url\(|<script|@import", text)
     assert "The limit is the shuffler" in text
     labels = re.findall(r"<dt>([^<]*)<dd>", text)
-    assert labels == ["Answer", "How sure", "Next"]
+    assert labels == ["Answer", "How sure", "Opened", "Next"]
+    assert "<dd>No batch filled." in text
+    assert "p99: too few reports, 10 a second (at least 100)" in text
+    result["parameters"] = PARAMETERS | {"rate": 100.0}
+    assert "p99</span>" in to_html(result)
+    assert "too few" not in to_html(result)
     assert "<dd>Give it a faster processor" in text
     assert "it was interrupted" in text
     assert "&lt;b&gt;" in text
@@ -105,7 +134,7 @@ def test_the_page_loads_nothing_and_shows_the_verdict() -> None:
     assert len(re.findall(r"points=\"[\d., ]+\"", text)) == 13 == text.count("<svg class=key")
     assert ".axis { fill: none" in text, "else every chart has a grey triangle"
     assert not re.search(r"<table></table>|<h2>[^<]*</h2>(<h2>|</body>)", text), "empty sections"
-    assert "by reason" not in to_html(summary())
+    assert "Rejected reports" not in to_html(summary())
 
 
 def test_a_chart_has_ticks_up_to_its_largest_value() -> None:
@@ -138,9 +167,9 @@ def test_latency_over_time_is_that_of_each_interval() -> None:
     assert "p50 ms" not in idle, "no report was accepted"
 
 
-def counted(due: int, filled: int = 1) -> Summary:
+def counted(started: int, filled: int = 1) -> Summary:
     evidence: Summary = summary()["evidence"]
-    return evidence | {"due": due, "filled": filled}
+    return evidence | {"started": started, "filled": filled}
 
 
 def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
@@ -152,7 +181,9 @@ def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
         step["verdict"] = {"limit": "none", "stage": "", "why": ""}
     found = capacity(steps)
     assert found["parameters"]["rate"] == 28
-    assert found["capacity"]["carried_a_second"] == 18, "the due reports, not the rate asked for"
+    assert found["capacity"]["carried_a_second"] == 18, (
+        "the started reports, not the rate asked for"
+    )
     assert list(found["capacity"]["steps"]) == ["10", "20", "28", "40"]
     limits = [step["result"] for step in found["capacity"]["steps"].values()]
     assert limits == ["carried", "carried", "not carried: shuffler", "not carried: shuffler"]
@@ -161,7 +192,7 @@ def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
         "The network carries 18 reports a second, but not 25. Then the limit is the shuffler"
         in text
     )
-    assert "Rates that were tried" in text
+    assert "Rates tried" in text
     assert "<h2>Reports a second, at 28 a second (not carried)</h2>" in text
     for limit, stage in (("load generator", "lag"), ("machine", "sealing")):
         steps[3]["verdict"] = {"limit": limit.split()[-1], "stage": stage, "why": ""}
@@ -170,6 +201,28 @@ def test_a_capacity_shows_the_least_load_that_was_not_carried() -> None:
     assert found["capacity"]["steps"]["28"]["accepted within 2 s, %"] <= 100
     assert capacity(steps[:2])["verdict"]["limit"] == "none"
     assert "at least 18 reports" in to_html(capacity(steps[:2]))
+
+
+def test_a_capacity_says_how_often_a_rate_was_tried() -> None:
+    bad, good = ({"limit": limit, "stage": "", "why": ""} for limit in ("shuffler", "none"))
+
+    def searched(*verdicts: Summary) -> Summary:
+        rates = (10, *(20 for _ in verdicts))
+        return capacity(
+            [
+                summary() | {"parameters": PARAMETERS | {"rate": rate}, "verdict": verdict}
+                for rate, verdict in zip(rates, (good, *verdicts), strict=True)
+            ]
+        )
+
+    confirmed, unlucky = searched(bad, bad), searched(bad, good)
+    for found, result in ((confirmed, "not carried: shuffler"), (unlucky, "carried")):
+        row = found["capacity"]["steps"]["20"]
+        assert (row["result"], row["tries"]) == (result, 2)
+        assert "each rate was tried once, 20 a second twice, for 4 s" in certainty(found)
+    assert "only at its second try" not in certainty(confirmed)
+    assert certainty(unlucky).startswith("not very sure")
+    assert "only at its second try" in certainty(unlucky)
 
 
 def test_a_capacity_says_if_no_batch_filled() -> None:
@@ -190,7 +243,7 @@ def test_a_capacity_says_if_no_batch_filled() -> None:
     )
     steps[0]["parameters"] = PARAMETERS | {"seconds": 30.0}
     assert next_step(capacity(steps)).startswith("repeat with --duration 300 "), "2 a second"
-    steps[0]["evidence"]["due"] = 0
+    steps[0]["evidence"]["started"] = 0
     search = next_step(steps[0])
     assert search.startswith("find the limit with riffle load --find-capacity --nodes 50 --rate 10")
     assert " --duration 60 --batch 300 --generator-cores 0 --service-cores 1 " in search
@@ -225,7 +278,7 @@ def test_a_result_says_how_sure_it_is_and_what_to_do_first() -> None:
         steps[0]["reports"]["latency_from_due_ms"][share] *= 3
     assert "the trials disagree" in certainty(capacity(steps))
     steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20)]
-    steps[1]["evidence"]["prompt"] += steps[1]["evidence"]["due"] // 5
+    steps[1]["evidence"]["prompt"] += steps[1]["evidence"]["started"] // 5
     assert "the trials disagree" in certainty(capacity(steps)), "the higher rate did better"
     assert f"<dt>How sure<dd>N{certainty(found)[1:]}." in to_html(found)
 

@@ -1,5 +1,6 @@
 """The rule that names what limits a load: a case for each of its lines."""
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ def evidence(stage: str, **changes: object) -> Evidence:
     """A load that lost a third of its reports, most time in ``stage``, with nobody saturated."""
     stages = dict.fromkeys(STAGES, 1.0) | {stage: 90.0}
     quiet = Evidence(
-        due=300,
+        started=300,
         prompt=200,
         filled=2,
         stages=stages,
@@ -43,7 +44,7 @@ def evidence(stage: str, **changes: object) -> Evidence:
     ("measured", "limit", "why"),
     [
         (evidence("upload", prompt=295), "none", "98.3%"),
-        (evidence("upload", due=0, prompt=0), "none", "100.0%"),
+        (evidence("upload", started=0, prompt=0), "none", "100.0%"),
         (evidence("upload", loops=SATURATED), "generator", "event loops are saturated"),
         (evidence("upload", loops=1.1, shuffler=1.1), "generator", "event loops"),
         (evidence("lag"), "generator", "start late"),
@@ -71,11 +72,14 @@ def test_the_rule(measured: Evidence, limit: str, why: str) -> None:
     assert why in verdict.why
 
 
-def searched(limit: float, start: float) -> list[float]:
-    """The rates that a search tries on a network that carries up to ``limit`` reports a second."""
+def searched(limit: float, start: float, unlucky: Collection[int] = ()) -> list[float]:
+    """The rates that a search tries on a network that carries up to ``limit`` reports a second.
+
+    The loads with the numbers ``unlucky`` fail at any rate.
+    """
     steps: list[tuple[float, bool]] = []
     while (rate := next_rate(steps, start)) is not None:
-        steps.append((rate, rate <= limit))
+        steps.append((rate, rate <= limit and len(steps) not in unlucky))
     return [rate for rate, _ in steps]
 
 
@@ -86,6 +90,14 @@ def test_a_search_ends_close_to_the_capacity(limit: float) -> None:
     carried = max(rate for rate in rates if rate <= limit)
     failed = min(rate for rate in rates if rate > limit)
     assert failed <= PRECISE * carried
+    assert [rate for rate in rates if rates.count(rate) > 1] == [failed, failed]
+
+
+@pytest.mark.parametrize("unlucky", [0, 1, 2, 3])
+def test_one_unlucky_load_does_not_decide_a_search(unlucky: int) -> None:
+    rates = searched(47, 10, [unlucky])
+    assert max(rate for rate in rates if rate <= 47) >= 47 / PRECISE
+    assert len(rates) <= MOST_STEPS
 
 
 def test_a_search_is_bounded_where_nothing_or_everything_is_carried() -> None:
