@@ -8,10 +8,8 @@ sentence about a run: one of Riffle's own errors, or a learner's message that it
 learner knows only private counts, so its message tells nothing about single users.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -52,10 +50,11 @@ SUMS = {
 
 
 class CoordinatorMetrics:
-    """The metrics of one coordinator process, in a registry."""
+    """The metrics of one coordinator process. The registry ``of_store`` has the store's gauges."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.of_store = stored = CollectorRegistry()
         self.requests = RequestMetrics(registry)
         self.steps = Histogram(
             "riffle_coordinator_step_seconds",
@@ -66,15 +65,15 @@ class CoordinatorMetrics:
         )
         self.trouble = Counter(
             "riffle_coordinator_steps_failed",
-            "steps of runs that failed and are tried again, or ended their run",
+            "steps of runs that failed; log lines run-waits and run-failed say what failed",
             ("problem",),
             registry=registry,
         )
         start_at_zero(self.trouble, PROBLEMS)
-        self._runs = _gauge(registry, "runs", "runs in the store", "state")
-        self._batches = _gauge(registry, "batches", "batches in the store", "state")
-        self._sums = {field: _gauge(registry, *about) for field, about in SUMS.items()}
-        self._free = _gauge(
+        self._runs = _gauge(stored, "runs", "runs in the store", "state")
+        self._batches = _gauge(stored, "batches", "batches in the store", "state")
+        self._sums = {field: _gauge(stored, *about) for field, about in SUMS.items()}
+        self.free = _gauge(
             registry, "disk_free_bytes", "free space for the data folder, not for PostgreSQL"
         )
 
@@ -83,15 +82,14 @@ class CoordinatorMetrics:
         for step, seconds in timings.items():
             self.steps.labels(step).observe(seconds)
 
-    def show(self, census: Census, data_dir: Path) -> None:
-        """Sets the gauges from the census and the free disk space."""
+    def show(self, census: Census) -> None:
+        """Sets the store's gauges."""
         for run_state in get_args(RunState):
             self._runs.labels(run_state).set(census.runs.get(run_state, 0))
         for state in get_args(DeploymentState):
             self._batches.labels(state).set(census.batches.get(state, 0))
         for field, gauge in self._sums.items():
             gauge.set(getattr(census, field))
-        self._free.set(shutil.disk_usage(data_dir).free)
 
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
@@ -101,6 +99,6 @@ def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> G
 JOURNAL = Journal(
     "coordinator",
     *("run_id", "deployment", "batch_id", "problem", "detail"),
-    *("n", "messages", "failed", "runs"),
+    *("n", "messages", "failed", "runs", "database", "listens_at"),
 )
 note = JOURNAL.note

@@ -133,10 +133,11 @@ class ShufflerClient:
                 return endpoint.read_answer(PEER, response, body, document, fits)
             except LocalError as failure:
                 delay = self.backoff.delay(retry, failure.retry_after or 0)
-                self._give_up(str(failure), retry, delay, deadline)
+                reason = f"{failure} ({endpoint.origin(request.url)})"
+                self._give_up(reason, retry, delay, deadline)
                 if retry == 0:  # method and path contain no user id and no lease
                     line = f"{request.method} {request.url.path}"
-                    JOURNAL.note("retrying", request=line, detail=str(failure))
+                    JOURNAL.note("retrying", request=line, detail=reason)
             await self.backoff.sleep(delay)
             retry += 1
 
@@ -155,5 +156,5 @@ def open_client(url: str, ca_file: Path | None) -> httpx.AsyncClient:
         verify=endpoint.server_verification(ca_file), limits=limits, trust_env=False
     )
     urls = endpoint.split_urls(url)
-    failover = endpoint.AsyncFailover(urls, transport, spread=True)
+    failover = endpoint.AsyncFailover(urls, transport, spread=True, journal=JOURNAL)
     return httpx.AsyncClient(base_url=urls[0], transport=failover)

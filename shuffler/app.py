@@ -307,10 +307,11 @@ async def readyz(core: Core) -> dict[str, str]:
 async def show_metrics(core: Core) -> Response:
     """Returns metrics for Prometheus. Needs the operator's token or the token for metrics.
 
+    If the store is out of reach, the metrics of the store are missing.
+
     Every upload changes the metrics, so the coordinator must not read them.
     """
-    await core.measure()
-    return metrics_response(core.metrics.registry)
+    return metrics_response(*await core.measure())
 
 
 _PROBLEMS = {

@@ -9,9 +9,11 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -25,6 +27,7 @@ from riffle.common.server.limits import CallerLimits, RateLimit
 from riffle.common.server.monitoring import VersionedCache, disk_trouble
 from riffle.shuffler.lifecycle import BatchLifecycle
 from riffle.shuffler.metrics import (
+    JOURNAL,
     MAX_RECORDS,
     REFRESH_SECONDS,
     ShufflerMetrics,
@@ -86,7 +89,9 @@ class Shuffler:
 
     async def start(self) -> None:
         """Resumes the work of the last process; gives up batches whose secret is lost."""
-        self._listening = asyncio.create_task(listen(self._store.engine, self._on_notification))
+        self._listening = asyncio.create_task(
+            listen(self._store.engine, self._on_notification, JOURNAL)
+        )
         await self.batches.tidy()
         note("started", batches=await self.batches.give_up_lost())
 
@@ -229,17 +234,21 @@ class Shuffler:
         await asyncio.to_thread(self._vault.probe)
         await self._store.write_for_good(lambda _: None)
 
-    async def measure(self) -> None:
-        """Updates the gauges."""
+    async def measure(self) -> list[CollectorRegistry]:
+        """Updates the gauges. Returns all registries, or only those whose values are known."""
         try:
             await self.ready()
             self.metrics.requests.ready.set(1)
         except RiffleError:
             self.metrics.requests.ready.set(0)
-        await self._store.read(self.metrics.measure_store)
         self.metrics.inflight.set(self.inflight.taken)
         self.metrics.waiting.set(self._store.committer.waiting)
         self.metrics.free.set(shutil.disk_usage(self.settings.data_dir).free)
+        known = [self.metrics.registry]
+        with suppress(LocalError):  # the store is out of reach
+            await self._store.read(self.metrics.measure_store)
+            known.append(self.metrics.of_store)
+        return known
 
 
 def store_head(settings: Settings) -> Head:

@@ -35,7 +35,11 @@ from riffle.shuffler.states import ORDER, TRANSITIONS
 from riffle.shuffler.store import batch_rows
 from riffle.shuffler.store.schema import batches, dropped, nodes, reports
 
-JOURNAL = Journal("shuffler", "batch_id", "state", "n", "reports", "messages", "batches", "keys")
+JOURNAL = Journal(
+    "shuffler",
+    *("batch_id", "state", "n", "reports", "messages", "batches", "keys"),
+    *("database", "listens_at"),
+)
 note = JOURNAL.note
 
 M = TypeVar("M")
@@ -48,13 +52,14 @@ def _metric(
 
 
 class ShufflerMetrics:
-    """The metrics of one shuffler process and their registry."""
+    """The metrics of one shuffler process. The registry ``of_store`` has the store's gauges."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry, self.of_store = CollectorRegistry(), CollectorRegistry()
         self.requests = RequestMetrics(self.registry)
         counter = partial(_metric, prometheus.Counter, self.registry)
         gauge = partial(_metric, prometheus.Gauge, self.registry)
+        stored = partial(_metric, prometheus.Gauge, self.of_store)
         histogram = partial(
             _metric, partial(prometheus.Histogram, buckets=LATENCY_BUCKETS), self.registry
         )
@@ -64,20 +69,20 @@ class ShufflerMetrics:
         self.opening = counter("opening_seconds", "processor time of opening outer seals")
         self.shuffling = histogram("shuffle_seconds", "opening and permuting one batch")
         self.shuffled = counter("shuffled_messages", "messages permuted")
-        self._batches = gauge("batches", "batches in the store", "state")
-        self._held = gauge("reports_stored", "reports whose bytes are stored")
-        self._discarded = gauge(
+        self._batches = stored("batches", "batches in the store", "state")
+        self._held = stored("reports_stored", "reports whose bytes are stored")
+        self._discarded = stored(
             "reports_dropped",
             "accepted reports that were never handed over, by what ended their batch",
             "reason",
         )
-        self._refused = gauge(
+        self._refused = stored(
             "frames_refused", "frames refused in all batches of the store", "problem"
         )
-        self._failed = gauge("messages_failed", "messages that coordinators named as failed")
-        self._blamed = gauge("nodes_failed", "nodes that sent some of these")
-        self._nodes = gauge("nodes", "nodes that are enrolled and not revoked")
-        self._users_left = gauge("users_left", "users whom these nodes may still name")
+        self._failed = stored("messages_failed", "messages that coordinators named as failed")
+        self._blamed = stored("nodes_failed", "nodes that sent some of these")
+        self._nodes = stored("nodes", "nodes that are enrolled and not revoked")
+        self._users_left = stored("users_left", "users whom these nodes may still name")
         self.inflight = gauge("inflight_bytes", "bytes of uploads under way")
         self.waiting = gauge("writes_waiting", "writes that wait for the store")
         self.free = gauge("disk_free_bytes", "free space for the data folder, not for PostgreSQL")

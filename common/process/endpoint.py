@@ -8,6 +8,7 @@ with a 5xx status is returned as it is, and the next request goes to another rep
 
 import hashlib
 import ipaddress
+import logging
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import LocalError, foreign_answer, read_refusal
 
 D = TypeVar("D", bound=BaseModel)
@@ -129,6 +131,11 @@ _REASONS = {
 NOBODY_LISTENS = "nothing accepts connections there; is it started, and is the port right?"
 
 
+def origin(url: httpx.URL) -> str:
+    """Returns scheme, host and port of a URL, without its user and password."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+
+
 def failure_reason(error: httpx.HTTPError) -> str:
     """Returns why there is no answer, in fixed words that may be logged (`journal`)."""
     for part, reason in _REASONS.items():
@@ -182,7 +189,8 @@ TransportT = TypeVar("TransportT")
 class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
-    With ``spread``, the replicas take turns at being tried first.
+    With ``spread``, the replicas take turns at being tried first. If a replica does not answer,
+    ``journal`` gets one line with the reason; after the replica's next answer, it may get another.
     """
 
     def __init__(
@@ -192,8 +200,10 @@ class _Replicas(Generic[TransportT]):
         *,
         spread: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
     ) -> None:
-        self._transport = transport
+        self._transport, self._journal = transport, journal
+        self._silent = set[int]()
         self._urls = [httpx.URL(url) for url in urls]
         self._avoid_until = [0.0] * len(urls)
         self._pause = [PAUSE_SECONDS] * len(urls)
@@ -215,11 +225,21 @@ class _Replicas(Generic[TransportT]):
 
     def _observe(self, number: int, response: httpx.Response) -> httpx.Response:
         """Returns the response; its status decides whether the replica is avoided."""
+        self._silent.discard(number)
         if response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self._avoid(number)
         else:
             self._pause[number] = PAUSE_SECONDS
         return response
+
+    def _skip(self, number: int, error: httpx.TransportError) -> None:
+        """Avoids an address that did not answer."""
+        self._avoid(number)
+        if self._journal is None or len(self._urls) == 1 or number in self._silent:
+            return
+        self._silent.add(number)
+        detail = f"{origin(self._urls[number])} does not answer: {failure_reason(error)}"
+        self._journal.note("replica-skipped", logging.WARNING, detail=detail)
 
     def _requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
         """Yields, in the order of `_order`, each address's number and the request to it."""
@@ -241,7 +261,7 @@ class AsyncFailover(_Replicas[httpx.AsyncBaseTransport], httpx.AsyncBaseTranspor
                 response = await self._transport.handle_async_request(each)
                 return self._observe(number, response)
             except httpx.TransportError as error:
-                self._avoid(number)
+                self._skip(number, error)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure
@@ -261,7 +281,7 @@ class Failover(_Replicas[httpx.BaseTransport], httpx.BaseTransport):
             try:
                 return self._observe(number, self._transport.handle_request(each))
             except httpx.TransportError as error:
-                self._avoid(number)
+                self._skip(number, error)
                 failure = error
         assert failure is not None  # noqa: S101 -- there is at least one address
         raise failure

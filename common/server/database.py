@@ -20,12 +20,12 @@ before it answers anybody.
 
 import asyncio
 import hashlib
+import logging
 import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,7 @@ from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from riffle.common.process.heads import HeadFolder
+from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import LocalError
 
 BUSY_SECONDS = 10
@@ -242,21 +243,34 @@ def notify(connection: sa.Connection, message: str) -> None:
         connection.execute(sa.select(sa.func.pg_notify(CHANNEL, message)))
 
 
-async def listen(engine: sa.Engine, receive: Callable[[str], None]) -> None:
-    """Calls ``receive`` with every notification, and with "" if one may have been missed."""
+async def listen(engine: sa.Engine, receive: Callable[[str], None], journal: Journal) -> None:
+    """Calls ``receive`` with every notification, and with "" if one may have been missed.
+
+    Logs once if the database is out of reach, and once when it is back.
+    """
     if engine.dialect.name != "postgresql":
         return
     from psycopg import AsyncConnection, Error  # noqa: PLC0415 -- loaded where it is needed
 
     _, parameters = engine.dialect.create_connect_args(engine.url)
+    server = f"{parameters.get('host', 'localhost')}:{parameters.get('port', 5432)}"
+    where, is_lost = f"{server}/{parameters.get('dbname', '')}", False
     while True:
-        with suppress(Error):
+        try:
             connection = await AsyncConnection.connect(**parameters, autocommit=True)
             async with connection:
                 await connection.execute(f"LISTEN {CHANNEL}")
                 receive("")
+                if is_lost:
+                    journal.note("database-back", database=where)
+                is_lost = False
                 async for notification in connection.notifies():
                     receive(notification.payload)
+        except Error as error:
+            if not is_lost:
+                kind = type(error).__name__
+                journal.note("database-lost", logging.WARNING, database=where, error=kind)
+            is_lost = True
         await asyncio.sleep(RECONNECT_SECONDS)
 
 

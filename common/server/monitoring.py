@@ -155,9 +155,10 @@ class MetricsMiddleware:
                     set_attributes(current, http__request__method=route[0], http__route=route[1])
 
 
-def metrics_response(registry: CollectorRegistry) -> Response:
-    """Returns a registry in the text format that Prometheus reads."""
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+def metrics_response(*registries: CollectorRegistry) -> Response:
+    """Returns registries in the text format that Prometheus reads."""
+    text = b"".join(map(generate_latest, registries))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 def disk_trouble(folder: Path) -> str | None:

@@ -6,6 +6,7 @@ operator's token, like any other client.
 
 import asyncio
 import hashlib
+import shutil
 from collections.abc import Awaitable
 from functools import cache
 from pathlib import Path
@@ -39,12 +40,18 @@ health_router = APIRouter(responses=problems(always=ANY_CALLER))
 async def show_metrics(
     request: Request, store: access.StorePart, metrics: access.MetricsPart
 ) -> Response:
-    """Returns metrics for Prometheus. Needs the operator's token or the token for metrics."""
+    """Returns metrics for Prometheus. Needs the operator's token or the token for metrics.
+
+    If the store is out of reach, the metrics of the store are missing.
+    """
     readiness: models.Readiness = await request.app.state.readiness.get()
     metrics.requests.ready.set(readiness.ready)
-    census = await in_thread(store.census)
-    metrics.show(census, request.app.state.data_dir)
-    return monitoring.metrics_response(metrics.registry)
+    metrics.free.set(shutil.disk_usage(request.app.state.data_dir).free)
+    try:
+        metrics.show(await in_thread(store.census))
+    except SQLAlchemyError:
+        return monitoring.metrics_response(metrics.registry)
+    return monitoring.metrics_response(metrics.registry, metrics.of_store)
 
 
 @health_router.get("/livez")

@@ -21,6 +21,7 @@ from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import MAX_DESCRIPTOR_BYTES, Document, SignedDescriptor
 from riffle.common.protocol.errors import LocalError, RiffleError, read_refusal
 from riffle.common.server.monitoring import clock_skew
+from riffle.coordinator.metrics import JOURNAL
 
 PEER = "the shuffler"
 CONNECT_SECONDS = 5.0
@@ -65,7 +66,7 @@ class ShufflerClient:
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
         # No proxy from environment variables, because a proxy would see the token.
         each = endpoint.AsyncFailover(
-            urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False)
+            urls, httpx.AsyncHTTPTransport(verify=verify, trust_env=False), journal=JOURNAL
         )
         client = httpx.AsyncClient(
             base_url=urls[0], transport=each, headers=headers, timeout=timeout

@@ -56,7 +56,7 @@ class Store(queries.Queries):
 
     async def listen(self, on_change: Callable[[str], None]) -> None:
         """Calls ``on_change`` with all notifications, as `common.server.database.listen` does."""
-        await listen(self._engine, on_change)
+        await listen(self._engine, on_change, JOURNAL)
 
     def check(self) -> None:
         """Raises LocalError ``unavailable`` if the database cannot be written."""

@@ -5,8 +5,9 @@ Every command imports only the modules that it needs, because a role must not im
 """
 # ruff: noqa: PLC0415
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,12 +180,24 @@ def rotate_key_command(
     emit(document, output, lambda: progress.print(text))
 
 
-@contextmanager
-def _logged_errors(journal: Journal) -> Iterator[None]:
-    """Logs an error that ends the role, as the role's last line, and sets the exit code."""
+def _run_role(
+    journal: Journal,
+    load: Callable[[Path | None], Any],
+    run: Callable[..., object],
+    file: Path | None,
+) -> None:
+    """Runs a role until a signal ends it, and logs its start and its end.
+
+    If an error ends the role, logs the error as the role's last line and sets the exit code.
+    """
     log_to_stderr(journal.role)
     try:
-        yield
+        settings = load(file)
+        address: dict[str, Any] = {}
+        if hasattr(settings, "port"):  # a node has none
+            address["listens_at"] = f"{settings.host}:{settings.port}"
+        run(settings, on_start=partial(journal.note, "serving", **address))
+        journal.note("stopped", **address)
     except RiffleError as error:
         journal.fatal(error)
         raise typer.Exit(exit_code(error)) from error
@@ -202,21 +215,19 @@ def _logged_errors(journal: Journal) -> Iterator[None]:
 def shuffler_command(settings: Annotated[Path | None, _file("shuffler")] = None) -> None:
     """Run the shuffler. A file or RIFFLE_SHUFFLER_* configure it."""
     from riffle.shuffler.app import run
-    from riffle.shuffler.metrics import JOURNAL, note
+    from riffle.shuffler.metrics import JOURNAL
     from riffle.shuffler.settings import Settings
 
-    with _logged_errors(JOURNAL):
-        run(Settings.load(settings), on_start=lambda: note("serving"))
+    _run_role(JOURNAL, Settings.load, run, settings)
 
 
 def coordinator_command(settings: Annotated[Path | None, _file("coordinator")] = None) -> None:
     """Run the coordinator. A file or RIFFLE_COORDINATOR_* configure it."""
     from riffle.coordinator.app import run
-    from riffle.coordinator.metrics import JOURNAL, note
+    from riffle.coordinator.metrics import JOURNAL
     from riffle.coordinator.settings import Settings
 
-    with _logged_errors(JOURNAL):
-        run(Settings.load(settings), on_start=lambda: note("serving"))
+    _run_role(JOURNAL, Settings.load, run, settings)
 
 
 def node_command(settings: Annotated[Path | None, _file("nodes")] = None) -> None:
@@ -224,8 +235,7 @@ def node_command(settings: Annotated[Path | None, _file("nodes")] = None) -> Non
     from riffle.node_client.main import run
     from riffle.node_client.settings import JOURNAL, Settings
 
-    with _logged_errors(JOURNAL):
-        run(Settings.load(settings), on_start=lambda: JOURNAL.note("serving"))
+    _run_role(JOURNAL, Settings.load, run, settings)
 
 
 @one_line_errors

@@ -1,9 +1,11 @@
 """The coordinator's metrics: who may read them and what they say."""
 
 import datetime
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import update
+from sqlalchemy.exc import OperationalError
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
@@ -31,6 +33,18 @@ def test_a_token_of_its_own_reads_them_and_nothing_else(api: Api) -> None:
     assert scrape(api, "reader")[0] == scrape(api)[0] == 200
     runs = api.client.get("/v1/runs", headers={"Authorization": "Bearer reader"})
     assert runs.status_code == 401
+
+
+def test_metrics_that_need_no_store_are_shown_without_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sample(scrape(api)[1], "riffle_coordinator_runs_waiting") == 0
+    away = OperationalError("SELECT", {}, OSError())
+    monkeypatch.setattr("riffle.coordinator.store.queries.Queries.census", Mock(side_effect=away))
+    status, text = scrape(api)
+    assert status == 200
+    assert sample(text, "riffle_coordinator_disk_free_bytes") > 0
+    assert "riffle_coordinator_runs" not in text
 
 
 def test_every_problem_is_0_from_the_start(api: Api) -> None:

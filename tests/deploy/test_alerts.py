@@ -98,7 +98,7 @@ SITUATIONS = {
         "0x4 1+1x40",
         14,
         17,
-        "steps of runs fail: unreachable",
+        "steps of runs fail (unreachable): lines run-waits and run-failed say what",
         labels=(("problem", "unreachable"),),
     ),
     "RiffleSeeded": Situation(

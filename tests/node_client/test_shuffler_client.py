@@ -141,6 +141,14 @@ def test_a_refusal_cannot_forge_log_lines() -> None:
     assert len(caught.value.detail) < 400
 
 
+def test_a_failure_names_the_address_that_was_tried(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "riffle.node")
+    script = Script(*[httpx.ConnectError("no")] * 3)
+    with pytest.raises(LocalError, match=r"is the port right\? \(http://s\)$"):
+        script.run(lambda shuffler: shuffler.descriptor("t", BATCH))
+    assert json.loads(caplog.messages[0])["detail"].endswith("(http://s)")
+
+
 def test_retry_after_is_a_floor() -> None:
     limited = httpx.Response(429, headers={"Retry-After": "7"})
     script = Script(limited, limited, httpx.Response(200, json=DONE))

@@ -3,9 +3,11 @@
 import re
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import delete, update
+from sqlalchemy.exc import OperationalError
 
 from riffle.common.process.endpoint import hash_token
 from riffle.common.protocol.errors import PROBLEMS
@@ -43,6 +45,18 @@ def test_only_operator_and_metrics_token_read_them(api: Api) -> None:
         ).status_code
         == 401
     )
+
+
+def test_metrics_that_need_no_store_are_shown_without_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sample(scrape(api)[1], 'riffle_shuffler_batches{state="open"}') == 0
+    away = OperationalError("SELECT", {}, OSError())
+    monkeypatch.setattr(api.core.metrics, "measure_store", Mock(side_effect=away))
+    status, text = scrape(api)
+    assert status == 200
+    assert sample(text, "riffle_shuffler_inflight_bytes") == 0
+    assert "riffle_shuffler_batches" not in text
 
 
 def test_every_reason_is_0_from_the_start(api: Api) -> None:

@@ -1,6 +1,7 @@
 """Failover: which replica gets a request, in which order, after which failure."""
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 import httpx
@@ -8,12 +9,14 @@ import pytest
 
 from riffle.common.process.endpoint import (
     LONGEST_PAUSE_SECONDS,
+    NOBODY_LISTENS,
     PAUSE_SECONDS,
     AsyncFailover,
     Failover,
     check_urls,
     split_urls,
 )
+from riffle.common.process.journal import Journal
 
 URLS = ("https://one:1", "https://two:2", "https://three:3")
 
@@ -104,6 +107,25 @@ def test_when_no_replica_answers_the_last_error_is_raised() -> None:
             with pytest.raises(httpx.ConnectError):
                 client.get("/v1/x")
     assert replicas.asked == ["1", "2", "3"] * 2
+
+
+def test_a_replica_that_is_skipped_is_logged_once_until_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "riffle.test")
+    replicas, journal = Replicas(), Journal("test", "detail")
+    inner = httpx.MockTransport(replicas)
+    urls = ("https://me:secret@one:1", *URLS[1:])
+    transport = Failover(urls, inner, clock=lambda: replicas.now, journal=journal)
+    with httpx.Client(base_url=urls[0], transport=transport) as client:
+        for answer, lines in ((None, 1), (None, 1), (200, 1), (None, 2)):
+            replicas.answers["1"] = answer
+            replicas.now += 2 * LONGEST_PAUSE_SECONDS
+            client.get("/v1/x")
+            assert len(caplog.messages) == lines
+    line = json.loads(caplog.messages[0])
+    detail = f"https://one:1 does not answer: {NOBODY_LISTENS}"
+    assert line == {"event": "replica-skipped", "detail": detail}
 
 
 def test_requests_are_spread_over_the_replicas_that_answer() -> None:

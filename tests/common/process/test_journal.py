@@ -118,8 +118,9 @@ def test_no_service_logs_by_other_means_than_its_journal() -> None:
 def test_the_list_of_each_journal_is_fixed() -> None:
     """Who adds a field here has looked at what it tells of people, nodes and times."""
     lists = {
-        SHUFFLER: "batch_id batches keys messages n reports state",
-        COORDINATOR: "batch_id deployment detail failed messages n problem run_id runs",
+        SHUFFLER: "batch_id batches database keys listens_at messages n reports state",
+        COORDINATOR: "batch_id database deployment detail failed listens_at messages n problem"
+        " run_id runs",
         NODE: "accepted batch_id detail episodes failed messages node_id problem reason reports"
         " request",
     }

@@ -1,5 +1,7 @@
 """Opening a database: durability, locks, versions, damage, and the errors of each."""
 
+import asyncio
+import json
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +28,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from riffle.common.process.journal import Journal
 from riffle.common.protocol.errors import LocalError
 from riffle.common.server.database import (
     CLAIM_SECONDS,
     IDLE_SECONDS,
     Head,
     Schema,
+    listen,
     meta_table,
     open_database,
     try_claim,
@@ -101,6 +105,40 @@ def test_postgres_syncs_each_commit_and_limits_waits(engine: Engine) -> None:
             )
         }
     assert list(found.values()) == ["on", "20s", "10s", "read committed"]
+
+
+@postgres_only
+def test_a_lost_database_is_logged_once_and_once_when_it_is_back(
+    url: str,
+    engine: Engine,
+    cluster: Cluster,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("riffle.common.server.database.RECONNECT_SECONDS", 0.01)
+    caplog.set_level("INFO", "riffle.test")
+    heard: list[str] = []
+
+    async def until_heard(times: int) -> None:
+        async with asyncio.timeout(60):
+            while len(heard) < times:
+                await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        listening = asyncio.create_task(listen(engine, heard.append, Journal("test", "database")))
+        await until_heard(1)
+        cluster.stop()
+        await asyncio.sleep(0.2)  # for several tries
+        cluster.restart()
+        await until_heard(2)
+        listening.cancel()
+
+    asyncio.run(scenario())
+    lost, back = [json.loads(message) for message in caplog.messages]
+    where = f"{cluster.folder}:5432/{url.split('/')[3].split('?', maxsplit=1)[0]}"
+    assert lost.pop("error") in ("AdminShutdown", "OperationalError", "CrashShutdown")
+    assert lost == {"event": "database-lost", "database": where}
+    assert back == {"event": "database-back", "database": where}
 
 
 def test_a_reopened_database_has_what_was_written(url: str, engine: Engine) -> None:
