@@ -1,15 +1,9 @@
 """Throughput of the services, compared with the primitive (HPKE) alone on the same cores.
 
-A message is sealed once and opened once. On each core, one process calls the primitive directly, on
-plaintexts of the same size: sealing takes s seconds, and opening takes o seconds. The primitive's
-own rate is the sum of 1 / (s + o) over the cores. Nothing built on the primitive can exceed this
-rate. Riffle's rate is n L messages divided by the wall time of one deployment on live services,
-from the request to its counts. The primitive is measured before and after the deployment, which
-shows if the machine's speed changes.
-
-The servers' work outside cryptography is the processor time of shuffler and coordinator without
-their pools, minus the time for opening outer seals. The shuffler itself measures this time. The run
-is manual, so the coordinator only computes the batch's noise and an estimate of the policy's value.
+On each core, one process seals messages in s seconds each and opens them in o seconds each. The
+primitive's rate is the sum of 1 / (s + o) over the cores. Riffle's rate is n L messages divided by
+the wall time of one deployment on live services. The primitive is measured before and after the
+deployment, which shows if the machine's speed changes.
 """
 
 import os
@@ -65,11 +59,8 @@ class Primitive:
 class Split:
     """Processor time by purpose, in seconds of one core.
 
-    ``crypto``: sealing and opening processes, and the shuffler's opening of outer seals. ``http``:
-    the event loops of all three roles. ``store``: the shuffler's other threads, including the
-    permutation. ``episodes``: the nodes' other threads, including noise and encoding.
-    ``coordinator``: the coordinator's other threads (store, counting, ledger, the learner's
-    planning). For each of these four tasks, only the wall time is known.
+    ``crypto``: the pools, and the shuffler's opening of outer seals. ``http``: all event loops.
+    ``store``, ``episodes`` and ``coordinator``: the other threads of shuffler, nodes, coordinator.
     """
 
     crypto: float
@@ -113,9 +104,8 @@ def run_sums_benchmark(
     """Compares the processor time of a report as a masked vector and as messages.
 
     The vectors have the counters of ``chosen``, in a batch of n reports. The cost of a message is
-    measured first, on at least ``messages`` messages of the preset `riverswim`. A message's cost
-    does not depend on the number of counters, so a report of L messages costs L times as much as a
-    message. Both measurements cover all work of all roles. Raises the errors of `run_benchmark`.
+    measured first, on at least ``messages`` messages of the preset `riverswim`, because it does not
+    depend on the number of counters. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))
@@ -181,8 +171,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns the benchmark's document for a counted deployment and the resources that it used.
 
-    ``nodes_http`` is the nodes' part of the split's ``http``. The servers' cost leaves
-    ``nodes_http`` out.
+    ``nodes_http`` is the nodes' part of ``split.http``, and not part of the servers' cost.
     """
     n, total = row["n"], row["n"] * row["messages"]
     own = Primitive(*map(fmean, zip(*map(astuple, primitives), strict=True)))

@@ -1,10 +1,7 @@
 """The operator's part of a load test: runs that keep a batch open, and nodes' credentials.
 
-Two manual runs deploy a constant policy repeatedly. The runs take turns: while the coordinator
-decrypts one run's batch, the other run's batch fills. If decrypting takes longer than filling, no
-batch is open for a while, and the load test shows this.
-
-A generator's nodes are enrolled many at a time, and revoked when the generator ends.
+Two manual runs deploy a constant policy in turn. If decrypting a batch takes longer than filling
+one, no batch is open for a while, and the load test shows this.
 """
 
 import threading
@@ -30,10 +27,7 @@ CONCURRENT_REQUESTS = 16
 
 
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
-    """Returns an endless manual run with the environment and guarantee of ``base``.
-
-    The run has all counters, even for transitions that ``base`` declares impossible.
-    """
+    """Returns an endless manual run, like ``base`` but with all counters."""
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
     return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps nested models
 

@@ -1,8 +1,6 @@
 """Many nodes on one event loop, each with its own credential, connection and descriptors.
 
-A node runs the code of `node_client`: poll, fetch, check, lease, run, encode, seal, upload, and
-retry temporary failures. Only its users are not real: each is invented for one report. `Tally`
-counts reports by outcome and records latencies.
+A node runs the code of `node_client`. Only its users are not real: each is invented for one report.
 """
 
 import asyncio
@@ -98,9 +96,8 @@ class Tally:
     """Outcomes of all reports that were started so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
-    answer, by request and reason; nodes retry most of these requests. ``due``: latency from the
-    scheduled time until acceptance. ``sent``: latency from the upload's first byte until
-    acceptance.
+    answer, retried ones included. ``due``, ``sent``: latency from the scheduled time, and from the
+    upload's first byte, until acceptance.
     """
 
     started: int = 0

@@ -1,12 +1,10 @@
 """The processes that generate load: their schedule of reports, and measurements during the load.
 
-Arrivals are an open loop: their times are fixed before the first request, and latency counts from
-these times. A generator that waited for each answer would send too few requests during a stall, so
-its latencies would hide the stall (coordinated omission).
+Arrivals are an open loop (docs/load.md). A generator that waited for answers would send too few
+requests during a stall, and so hide the stall (coordinated omission).
 
-Each process runs an event loop with its share of the nodes, and one sealing process. A process says
-when it is ready, begins on command, and sends its tally twice a second and once more at the end. A
-process ignores a terminal's signals, which are for its parent, and ends when its parent ends.
+A process says when it is ready, begins on command, and sends its tally twice a second and once more
+at the end. It ends when its parent ends.
 """
 
 import asyncio
@@ -147,9 +145,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start. ``use`` maps the role of each service, and the name
-    ``generator i`` of each generator process, to the resources used. ``cores`` maps each core to
-    (seconds busy, seconds in all)."""
+    """The load ``at`` seconds after its start: resources used by role or ``generator i``, and
+    (seconds busy, seconds in all) by core."""
 
     at: float
     tally: Tally
@@ -170,11 +167,10 @@ class Generator:
         self._done: set[int] = set()
 
     def __enter__(self) -> Self:
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.end)
             self._start()
-        except BaseException:
-            self.end()
-            raise
+            stack.pop_all()
         return self
 
     def _start(self) -> None:
@@ -198,8 +194,8 @@ class Generator:
     ) -> tuple[list[Sample], bool]:
         """Begins the load and samples it until all reports are decided.
 
-        ``pids`` are the services' processes by role. ``show`` gets each sample and the previous
-        sample. Returns the samples, and whether a signal interrupted the load.
+        ``show`` gets each sample and the previous one. Returns the samples, and whether a signal
+        interrupted the load.
         """
         begin = time.monotonic() + HEAD_START
         pids = pids | {

@@ -1,7 +1,6 @@
 """summary.json and load.html of a load test.
 
-The HTML is one file without scripts or external resources. The page begins with the result and the
-reader's next step. Charts are SVG in the reader's colour scheme, and each chart has a table.
+The HTML is one file without scripts or external resources. Each chart (SVG) has a table.
 """
 
 import html
@@ -213,8 +212,7 @@ def _filling_seconds(summary: Summary) -> int:
 
 
 def _messages(summary: Summary) -> str:
-    accepted, sent = summary["reports"]["accepted"], summary["messages_a_second"]
-    each = sent * summary["seconds"] / accepted if accepted else 0.0
+    each = summary["reports"]["messages"] / max(summary["reports"]["accepted"], 1)
     return f"aggregation {summary['parameters']['aggregation']}, {each:.0f} messages a report"
 
 

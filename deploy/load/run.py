@@ -194,9 +194,8 @@ class LiveScreen:
 def run(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target, with a live table on a terminal, and returns the summary.
 
-    An interrupt ends the load early, but the summary is still made. Raises LocalError if the target
-    does not answer, or if a process of the generator does not start. Raises RemoteError if the
-    target refuses the operator.
+    An interrupt ends the load early. Raises LocalError if the target does not answer or a process
+    of the generator does not start, and RemoteError if the target refuses the operator.
     """
     with _enrolled(config, target) as (credentials, screen):
         return _load(config, target, credentials, screen)
@@ -205,8 +204,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target at one rate after another, and returns the summary that `capacity` makes.
 
-    The first rate is ``config.rate``. Every load takes ``config.seconds``, and all batches have the
-    size that the first rate gives. Raises the errors of `run`.
+    All batches have the size that the first rate gives. Raises the errors of `run`.
     """
     config = replace(config, batch=config.reports_a_batch)  # n decides how large a report is
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()

@@ -1,13 +1,4 @@
-"""The summary of a load test, with the rule that names its bottleneck. No I/O.
-
-docs/load.md states the rule. A report's time by stage shows where the queue is; saturated processes
-show why. A process is saturated if its threads ran, or waited for a processor, for at least the
-share `SATURATED` of the time. Waiting counts, because a process that waits for a processor has work
-to do.
-
-`summarize` turns the samples of a load into summary.json. A search for the capacity tries several
-loads: `next_rate` chooses the next load's rate, and `capacity` chooses the summary to show.
-"""
+"""The summary of a load test, with the rule of docs/load.md that names its bottleneck. No I/O."""
 
 import math
 from collections import Counter
@@ -40,15 +31,15 @@ Summary = dict[str, Any]
 class Evidence:
     """The measurements that decide the verdict.
 
-    ``started`` and ``prompt``: reports started, and accepted promptly. ``filled``: batches that
-    filled. ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). Five fields are
-    demands (`Usage.demand`). ``loops``: of the busiest generator process. ``sealing`` and
-    ``opening``: of an average process that seals or opens. ``shuffler`` and ``coordinator``: of
-    these services. Demands of services that run elsewhere are None. ``refused``: answers with
+    ``started``, ``prompt``: reports started, and accepted promptly. ``filled``: full batches.
+    ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). ``refused``: answers with
     status 429. ``same_cores``: whether generator and services share all processors. ``busy``: the
     busy share of all processors' time. ``others``: processors that other programs used (0 if the
-    services run elsewhere). ``answering``: nodes wait for slots and uploads; in this share of the
-    wait, the shuffler works on these requests. None if unknown.
+    services run elsewhere). ``answering``: the share of the nodes' waits for slots and uploads in
+    which the shuffler works on these requests, None if unknown.
+
+    Five fields are demands (`Usage.demand`), None for services that run elsewhere: of the busiest
+    generator process (``loops``), an average process that seals or opens, and both services.
     """
 
     started: int
@@ -154,7 +145,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
 
     Adds ``capacity``: the largest carried rate (in started reports a second), whether a batch
-    filled at this rate, and a row for each rate. A carried try of a rate replaces its failed try.
+    filled at this rate, and a row for each rate. A carried try replaces a failed one.
     """
     tries = Counter(step["parameters"]["rate"] for step in steps)
     ordered = sorted(steps, key=lambda step: step["verdict"]["limit"] == "none")
@@ -295,11 +286,7 @@ def _evidence(
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
-    """Returns memory in MiB: at the end, the maximum, and growth per minute.
-
-    The growth is the slope of the least-squares line after the share `SETTLED` of the load. For a
-    load of less than a minute, the growth is None.
-    """
+    """Returns memory in MiB: at the end, the maximum, and growth a minute (None below a minute)."""
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
     growth = None

@@ -1,7 +1,4 @@
-"""Checks of a machine and a network: files, clocks, variables, and the needs of a run.
-
-``riffle doctor`` reports the results, so that nobody blames the machine's faults on Riffle.
-"""
+"""Checks of ``riffle doctor``: of a machine, a network, and the needs of a run."""
 
 import datetime
 import os
@@ -176,11 +173,7 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks the settings of each role that has variables in ``environment``.
-
-    ``environment`` must be this process's own, because settings are read from the process's own
-    environment.
-    """
+    """Checks the settings of each role that has variables in ``environment`` (this process's)."""
     for role in ROLE_SETTINGS:
         if any(name.upper().startswith(role.prefix()) for name in environment):
             yield _settings(role, None)

@@ -1,8 +1,4 @@
-"""A whole network on loopback: shuffler, coordinator and nodes, each in its own process.
-
-``riffle up`` and the system tests use this network. The network ends only processes that it
-started, by their ids.
-"""
+"""A whole network on loopback: shuffler, coordinator and nodes, each in its own process."""
 
 import contextlib
 import json
@@ -166,10 +162,7 @@ class LoopbackNetwork:
         return (self.secrets / "operator" / secrets.TOKEN_FILE).read_text()
 
     def opening_seconds(self) -> float:
-        """Returns the shufflers' processor time for opening outer seals since their start.
-
-        Raises httpx.HTTPError if a shuffler does not answer.
-        """
+        """Returns the shufflers' processor time for opening outer seals; raises HTTPError."""
         urls = self.shufflers.values()
         return sum(shuffler_metric(self.secrets, url, OPENING) for url in urls)
 

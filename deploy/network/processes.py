@@ -1,9 +1,6 @@
 """Operating-system helpers for commands and networks: folder locks, signals, probes, resource use.
 
-A folder of results or of a network belongs to one command at a time (`lock_folder`). `read_usage`
-reads processor time, waiting time for a processor, and memory from /proc (Linux only). A service is
-its process and the pools that it started. `Usage` counts three parts apart: the main thread (event
-loop), the other threads (store, checks, planning) and the pools (cryptography).
+A service is its process and the pools that it started. Resource use is read from /proc (Linux).
 """
 
 import fcntl
@@ -53,10 +50,8 @@ def make_folder(folder: Path) -> Path:
 def lock_folder(folder: Path) -> Iterator[int]:
     """Locks ``folder`` against all other commands; makes the folder if it is missing.
 
-    Yields the lock's file descriptor. Processes that inherit the descriptor hold the lock, too. The
-    kernel releases the lock when the last of these processes ends, for whatever reason. The empty
-    file `LOCK` stays. Raises LocalError ``unavailable`` if the folder is in use, and the errors of
-    `make_folder`.
+    Yields the lock's file descriptor. The lock ends with the last process that inherits it. Raises
+    LocalError ``unavailable`` if the folder is in use, and the errors of `make_folder`.
     """
     lock = make_folder(folder) / LOCK
     with lock.open("ab") as file:
@@ -97,9 +92,8 @@ def _holders(lock: Path) -> str:
 def probe(url: str, ca_file: Path | None = None) -> httpx.Response:
     """Returns the answer to a GET of ``url``, sent without a token.
 
-    A certificate is verified against ``ca_file`` or, without it, the system's authorities. As in
-    every client of Riffle, proxy variables are ignored: the request goes only to the address in
-    ``url``. Raises httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
+    A certificate is verified against ``ca_file`` or, without it, the system's authorities. Raises
+    httpx.HTTPError if nothing answers, LocalError if ``url`` is not an address.
     """
     with httpx.Client(
         verify=server_verification(ca_file), trust_env=False, timeout=PROBE_SECONDS
@@ -167,10 +161,9 @@ def defer_signals() -> Iterator[None]:
 class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
-    ``main``, ``threads`` and ``pool`` are the processor time of the main thread, of the other
-    threads, and of the pools. ``waited`` (all threads) and ``pool_waited`` (the pools) are the time
-    in which they could have run but no processor was free. ``at`` is the time of the reading
-    (monotonic).
+    ``main``, ``threads`` and ``pool`` are the processor time of the main thread (event loop), the
+    other threads, and the pools. ``waited`` (all threads) and ``pool_waited`` are the time that
+    they waited for a free processor. ``at`` is the time of the reading (monotonic).
     """
 
     at: float
@@ -264,8 +257,7 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
 def _seconds(process: Path) -> float:
     """Returns user and system time of a process, including threads that have ended.
 
-    Reads the process's clock (see clock_getcpuclockid(3)), because it counts nanoseconds, whereas
-    /proc counts hundredths of a second.
+    Its clock (clock_getcpuclockid(3)) counts nanoseconds; /proc counts hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
 

@@ -1,13 +1,7 @@
 """The secrets of a network, in one folder per role, so that no role holds another's secrets.
 
-``init_network`` writes missing secrets and never overwrites one. docs/howto.md says what is in each
-folder. ``nodes/`` has public keys to pin and, after `enrol`, the nodes' credentials and the key
-that hides user ids from the shuffler. If the nodes have another owner than the shuffler's operator,
-the owner makes this key. Only the shuffler's operator enrols nodes: the coordinator's folder never
-holds credentials.
-
-Each server also gets a TLS certificate from the network's own CA (`certificates`). The folder of
-every role holds the CA's certificate as ``ca.pem``. TLS may be off on loopback.
+docs/howto.md says what is in each folder. Only the shuffler's operator enrols nodes: the
+coordinator's folder never holds credentials.
 """
 
 import datetime
@@ -236,10 +230,9 @@ def enrol(
 ) -> tuple[int, int]:
     """Enrols nodes, for at most ``users`` users each, until every owner has ``nodes`` valid nodes.
 
-    Credentials are in ``file``, by default ``nodes/credentials.json``. Removes credentials of
-    revoked nodes. Calls ``on_node`` after each enrolment. Returns the number of enrolments, and the
-    smallest number of valid nodes that an owner now has. Raises the errors of `enrol_node`, and
-    LocalError ``invalid-spec`` if the file is damaged.
+    Removes the credentials of revoked nodes from ``file`` (default ``nodes/credentials.json``).
+    Returns the number of enrolments, and the smallest number of valid nodes that an owner now has.
+    Raises the errors of `enrol_node`, and LocalError ``invalid-spec`` if the file is damaged.
     """
     file = file or folder / "nodes" / "credentials.json"
     try:
@@ -282,8 +275,8 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
     """Returns the node with the name ``text``, or with an id that begins with ``text``.
 
     A revoked node counts only if no valid node fits. Raises LocalError ``not-found`` if no node or
-    several nodes fit, and the errors of `enrol_node`. If none fits, the error suggests no similar
-    name, because a caller who trusts the suggestion may revoke the wrong node, for good.
+    several nodes fit, and the errors of `enrol_node`. The error suggests no similar name, because a
+    caller who trusts the suggestion may revoke the wrong node, for good.
     """
     nodes = {node.node_id: node for node in list_nodes(client)}
     names = {node_id: node.name for node_id, node in nodes.items()}
@@ -295,9 +288,8 @@ def find_node(client: httpx.Client, text: str) -> NodeSummary:
 def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) -> str:
     """Returns the id with the name ``text``, or the id that begins with ``text``.
 
-    ``names`` maps every id to its name. Raises the error ``none`` if there is no such id. If
-    several ids fit, raises an error with the slug of ``none`` and a text with ``kind``, such as
-    "runs".
+    ``names`` maps every id to its name. Raises the error ``none`` if no id fits, and an error with
+    its slug if several fit. ``kind`` says what the ids are of, such as "runs".
     """
     matches = _matches(text, names)
     if len(matches) > 1:

@@ -1,8 +1,7 @@
 """The settings of a network's roles: as a file in each role's folder, and as values.
 
-``riffle network init`` writes the files, and ``riffle shuffler FILE`` reads one. Paths in a file
-start at the file's folder, so a role's folder works wherever it is copied to. A role keeps its data
-beside its folder: ``shuffler-data``, ``coordinator-data``, ``nodes-data``.
+Paths in a file start at the file's folder, so a role's folder works wherever it is copied to. A
+role keeps its data beside its folder: ``shuffler-data``, ``coordinator-data``, ``nodes-data``.
 """
 
 from pathlib import Path
