@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import hypothesis
@@ -45,16 +46,19 @@ hypothesis.settings.load_profile("riffle")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Lets each process start with its share of the long tests: none waits for one at the end.
 
-    The first process starts with the tests of a browser instead, which only it then has to start.
-    xdist gives each process an equal stretch of the list, and later moves tests from its end.
+    Long tests of one file share what they prepare, so one process has them all. The first process
+    starts with the tests of a browser instead, which only it then has to start. xdist gives each
+    process an equal stretch of the list, and later moves tests from its end.
     """
-    kinds = defaultdict[str, list[pytest.Item]](list)
+    long, browser, short = defaultdict[Path, list[pytest.Item]](list), [], []
     for item in items:
-        kind = "long" if item.get_closest_marker("long") else "short"
-        kinds["browser" if "browser" in getattr(item, "fixturenames", ()) else kind].append(item)
+        if "browser" in getattr(item, "fixturenames", ()):
+            browser.append(item)
+        else:
+            (long[item.path] if item.get_closest_marker("long") else short).append(item)
     others = max(1, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) - 1)
-    starts = [kinds["browser"], *(kinds["long"][i::others] for i in range(others))]
-    whole, short = len(items), kinds["short"]
+    starts = [browser, *(list(chain(*[*long.values()][i::others])) for i in range(others))]
+    whole = len(items)
     items.clear()
     for i, start in enumerate(starts):
         size = max(0, (whole - len(items)) // (len(starts) - i) - len(start))

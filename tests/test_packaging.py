@@ -12,6 +12,8 @@ from venv import EnvBuilder
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("common", "coordinator", "deploy", "experiments", "node_client", "shuffler")
 
@@ -96,7 +98,6 @@ NETWORK = ("up", "--epsilon", "8", "--nodes", "2", "--episodes", "400", "--env",
 POOL = ("simulate", "--episodes", "400", "--env", "Bandit-v0", "--seeds", "2", "--workers", "2")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("command", [NETWORK, POOL], ids=["up", "simulate"])
 def test_command_runs_where_the_user_has_folders_of_the_same_names(
     installed: Path, home: Path, command: tuple[str, ...]

@@ -39,7 +39,8 @@ def run_load(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 def test_every_due_report_is_decided_and_batches_are_counted(tmp_path: Path) -> None:
     arguments = ("--nodes", "9", "--rate", "60", "--duration", "4", "--processes", "2")
-    code, summary = run_load(tmp_path, *arguments, "--batch", "150", "--arrivals", "constant")
+    way = ("--batch", "150", "--arrivals", "constant", "--aggregation", "sums")
+    code, summary = run_load(tmp_path, *arguments, *way)
     reports, limit = summary["reports"], summary["verdict"]["limit"]
     assert code == (0 if limit == "none" else 1)
     assert reports["started"] == 240
