@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     starts with the tests of a browser instead, which only it then has to start. xdist gives each
     process an equal stretch of the list, and later moves tests from its end.
     """
-    long, browser, short = defaultdict[Path, list[pytest.Item]](list), [], []
+    long = defaultdict[Path, list[pytest.Item]](list)
+    browser, short = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             browser.append(item)

@@ -5,8 +5,7 @@ Every command imports only the modules that it needs, because a role must not im
 """
 # ruff: noqa: PLC0415
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
