@@ -43,7 +43,7 @@ class ConferenceSDPPE(SDPPE):
         reached = visits > 0
         # The value of pi in Eq. 4 of 000, with the tuples that pi reaches as Z (see `coverage`).
         reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
-        largest = float(self.phi.best(Model(crude.P, reward)).value)
+        largest = self.phi.bound(Model(crude.P, reward))
         return Design(pi, weights, visits, reached, largest / max(int(reached.sum()), 1) - 1.0, 0)
 
     def _worst_case(self, L_b: int, E: float) -> float:

@@ -11,11 +11,12 @@ from riffle.common.mechanism.counters import CounterLayout
 from riffle.common.mechanism.parameters import Noise, Padding
 from riffle.common.protocol.descriptor import MAX_POLICIES
 from riffle.coordinator.learning.learner import Problem
-from riffle.coordinator.learning.planning import plan
+from riffle.coordinator.learning.planning import Model, plan
 from riffle.coordinator.learning.sdp_pe.active import ImplicitPolicies
 from riffle.coordinator.learning.sdp_pe.algorithm import MOST_AUXILIARY, SDPPE, Crude, Fine
 from riffle.coordinator.learning.sdp_pe.conference import ConferenceSDPPE
 from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL, Constants
+from riffle.coordinator.learning.sdp_pe.coverage import Design
 from riffle.coordinator.learning.sdp_pe.enumeration import EnumeratedPolicies
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 from riffle.experiments.regret import optimal_value, regret
@@ -143,3 +144,26 @@ def test_the_conference_variant_runs_with_implicit_sets() -> None:
     finished = simulate(mdp, ConferenceSDPPE(problem(mdp, 100_000, 1)), "joint", honest, 1)
     assert finished.summary.active is None
     assert suboptimality(mdp, finished.summary.policy) <= 0.02 * optimal_value(mdp)
+
+
+class WithGaps(ConferenceSDPPE):
+    """Notes each design's gap, and the gap that no active policy can exceed."""
+
+    gaps: list[tuple[float, float]]
+
+    def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
+        found = super()._coverage_design(stage, crude)
+        reward = np.divide(1.0, found.visits, out=np.zeros_like(found.visits), where=found.reached)
+        most = self.phi.bound(Model(crude.P, reward)) / found.reached.sum() - 1.0
+        self.gaps.append((found.gap, most))
+        return found
+
+
+def test_a_coverage_gap_is_at_least_the_distance_from_the_optimum() -> None:
+    """An implicit set may miss the policy that reaches the supremum of Eq. 4."""
+    mdp = random(8, 3, 4, 3)
+    learner = WithGaps(problem(mdp, 100_000, 1))
+    learner.gaps = []
+    simulate(mdp, learner, "joint", honest, 1)
+    assert len(learner.gaps) > 3
+    assert all(gap >= most - 1e-9 for gap, most in learner.gaps)
