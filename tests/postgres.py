@@ -77,10 +77,12 @@ class Cluster:
     @contextmanager
     def database(self, store: str) -> Iterator[str]:
         """URL of a fresh database with the tables of ``store``: shuffler, coordinator; or "" """
-        name = f"test_{next(self._numbers)}"
-        self._sql(
-            f"CREATE DATABASE {name} TEMPLATE {store + '_template' if store else 'template0'}"
+        name, template = (
+            f"test_{next(self._numbers)}",
+            f"{store}_template" if store else "template0",
         )
+        # A copy of the files takes half the time of a copy by the log (PostgreSQL 15 or later).
+        self._sql(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY")
         yield self.url(name)
         self._sql(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -98,7 +98,7 @@ def _pins(records: Iterable[KeyRecord]) -> str:
 
 
 def _write_key_pair(folder: Path, role: str) -> None:
-    """Writes a server's signing key, and its public half where nodes pin it."""
+    """Writes a server's signing key, and its public half into the folder of nodes' pins."""
     private_file, cipher = folder / role / "signing_key", storage_cipher(folder, role)
     if not private_file.exists():
         fresh = Ed25519PrivateKey.generate().private_bytes_raw().hex().encode()

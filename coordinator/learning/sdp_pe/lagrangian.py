@@ -161,7 +161,7 @@ def _follow_chords(
 def _deviate(
     stack: Constraints, r: FloatArray, best: Points, unsolved: NDArray[np.int64], rounds: int
 ) -> None:
-    """Raises V_0 of the `unsolved` problems by feasible single deviations."""
+    """Improves V_0 of the `unsolved` problems by feasible changes of one decision at a time."""
     for _ in range(rounds):
         if not unsolved.size:
             return
