@@ -161,9 +161,9 @@ def tree_levels(T: int) -> int:
 
 
 class BinaryMechanism:
-    """The Central Privatizer (Alg. 4), which adds noise to the running sums of T arrays of one shape.
+    """The Central Privatizer (Alg. 4). Adds noise to the running sums of T arrays of one shape.
 
-    With `variant`, every sum has the same number of draws of noise.
+    With `variant`, every sum has equally many draws of noise.
     `add` raises LearnerError after T contributions.
     """
 
