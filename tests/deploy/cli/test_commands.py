@@ -12,7 +12,7 @@ import pytest
 
 from riffle.deploy import output
 from riffle.deploy.cli.options import RunOptions
-from riffle.deploy.cli.simulation import rounded
+from riffle.deploy.cli.simulate import rounded
 from riffle.experiments.adversarial import run
 from riffle.experiments.adversaries import Algorithm, Case
 from tests.deploy.cli.calls import document, riffle
