@@ -1,27 +1,24 @@
 """``riffle conformance``: offers batches to a client on loopback, and names its mistakes.
 
-`Recorder` plays the shuffler and keeps every byte. A `Recorder` answers nodes as the shuffler does,
-but also serves descriptors that no shuffler would countersign, loses an answer, or changes a
-batch's key. `session` compares the client's behaviour with docs/protocol.md. Each finding names a
-section of that page.
+`Recorder` plays the shuffler and keeps every byte, but also serves descriptors that no shuffler
+would countersign, loses an answer, or changes a batch's key. `session` compares the client's
+behaviour with docs/protocol.md. Each finding names a section of that page.
 """
 
 import asyncio
+import gzip
 import json
 import math
 import os
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from random import shuffle
 
-import numpy as np
 import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -29,23 +26,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from riffle.common.mechanism.counters import Ints
 from riffle.common.protocol import wire
 from riffle.common.protocol.descriptor import Document, first_fault, parse
 from riffle.common.protocol.errors import LocalError, RemoteError, RiffleError
-from riffle.common.protocol.signatures import key_id
+from riffle.common.protocol.signatures import key_id, public_key
 from riffle.common.server.service import problem_answer
-from riffle.deploy import offers, report_check
+from riffle.deploy import offers
+from riffle.deploy import owner as test
 from riffle.deploy.network.certificates import LOOPBACK
-from riffle.deploy.offers import LOST, NEW_KEY, OVER, REPORTS, STRANGER, Case, Offer, Owner
-from riffle.deploy.report_check import BatchKeys, MistakeError, Test
+from riffle.deploy.offers import BLANKS, LOST, NEW_KEY, OVER, REPORTS, Case, Offer
+from riffle.deploy.owner import BatchKeys, MistakeError, Owner, wrong_frames
+from riffle.deploy.report_check import BatchLaw, Test, check_reports, pooled_faults
 from riffle.node_client.users import opaque_id
 
-LEASE_SECONDS, GRACE_SECONDS = 120, 3.0
+LEASE_SECONDS, GRACE_SECONDS, MAX_WAIT, MANY_POLLS = 120, 3.0, 30, 200
+AGAIN = "one again (are leases matched to users by name? 13.6)"
 PASSING = {
     offers.BUSY: Response('{"type": "urn:riffle:problem:unavailable"}', 503, {"Retry-After": "1"}),
     offers.PROXY: Response("<title>404 Not Found</title>", 404, media_type="text/html"),
     offers.MOVED: Response(status_code=307, headers={"Location": "?moved"}),
+    offers.EMPTY: Response('{"results": []}', media_type="application/json"),
+    offers.STATUS: Response('{"type": "urn:riffle:problem:late", "status": 409}', 503),
 }
 
 Handler = Callable[[Offer, Request, bytes], Response]
@@ -71,8 +72,9 @@ class Recorder:
         self.is_over: Callable[[], bool] = lambda: False
         self.offers: dict[str, Offer] = {}
         self.holders: dict[str, wire.Lease] = {}
-        self.fault: MistakeError | None = None
+        self.faults: dict[str, MistakeError] = {}
         self.changed_at = math.inf
+        self.polls, self.polled_at = 0, 0.0
 
     def app(self) -> Starlette:
         """Returns the server, with the routes that nodes use."""
@@ -89,15 +91,15 @@ class Recorder:
         )
 
     async def _identity(self, _: Request) -> Response:
-        public = offers.public(self.owner.shuffler).hex()
-        return _as_json(wire.ShufflerIdentity(shuffler_id=offers.SHUFFLER_ID, public_key=public))
+        own = public_key(self.owner.shuffler).hex()
+        return _as_json(wire.ShufflerIdentity(shuffler_id=test.SHUFFLER_ID, public_key=own))
 
     def _answer(self, handler: Handler | None = None) -> Callable[[Request], Awaitable[Response]]:
         """Returns an endpoint that handles one batch or, without a handler, lists open batches."""
 
         async def answer(request: Request) -> Response:
             try:
-                self._authenticate(request)
+                self._check_head(request)
                 if handler is None:
                     return _as_json(await self._list(request))
                 if (offer := self._find(request.path_params["id"])) is None:
@@ -118,16 +120,34 @@ class Recorder:
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
 
-    def _authenticate(self, request: Request) -> None:
+    def _check_head(self, request: Request) -> None:
+        """Checks the headers and counts polls in a row."""
+        headers, path = request.headers, request.url.path
         self.changed_at = min(self.changed_at, time.monotonic())
-        if request.headers.get("Authorization") != f"Bearer {self.owner.token}":
-            detail = "expected the header 'Authorization: Bearer TOKEN', with the node's token"
-            self.fault = MistakeError("13.2", f"{detail}; seen another")
+        self.polls = self.polls + 1 if path.endswith("/batches") else 0
+        expected = {"Accept-Encoding": ("13.1", "identity")}
+        if request.method == "POST" and not path.endswith("/reports"):
+            expected["Content-Type"] = ("13.2", "application/json")
+        for name, (section, value) in expected.items():
+            if (seen := headers.get(name, "none")).partition(";")[0] != value:
+                self._note(section, f"expected the header '{name}: {value}'; seen {seen}")
+        if headers.get("Authorization") != f"Bearer {self.owner.token}":
+            self._note("13.2", "expected 'Authorization: Bearer TOKEN' of this node; seen another")
             raise RemoteError("unauthorized", "this token is not valid here")
+
+    def _note(self, section: str, detail: str) -> None:
+        self.faults.setdefault(detail, MistakeError(section, detail))
 
     async def _list(self, request: Request) -> Document:
         """Lists open batches in a random order, because some clients take only the first batch."""
-        end = time.monotonic() + min(30.0, float(request.query_params.get("wait", 0)))
+        start, wait = time.monotonic(), request.query_params.get("wait", "")
+        if wait and not (wait.isdecimal() and int(wait) <= MAX_WAIT):
+            self._note("13.4", f"expected a wait of 0 to {MAX_WAIT} whole seconds; seen {wait}")
+        if self.polls == 1:
+            self.polled_at = start
+        elif self.polls >= MANY_POLLS and start - self.polled_at < self.polls / 100:
+            self._note("13.4", "expected a pause between polls while no batch suits; seen none")
+        end = start + (int(wait) if wait.isdecimal() else 0)
         while not (ids := [offer.batch_id for offer in self.offers.values() if offer.free]):
             if time.monotonic() >= end:
                 break
@@ -136,7 +156,12 @@ class Recorder:
         rows = tuple(wire.OpenBatch(batch_id=each, free_slots=REPORTS) for each in ids)
         return wire.OpenBatches(batches=rows, lease_seconds=LEASE_SECONDS)
 
-    def _descriptor(self, offer: Offer, _: Request, __: bytes) -> Response:
+    def _descriptor(self, offer: Offer, request: Request, _: bytes) -> Response:
+        if request.url.query:
+            offer.note("13.1", "expected the same request again; seen a redirection followed")
+        if offer.fault == offers.AWAY:
+            offer.fault = ""
+            return PASSING[offers.MOVED]
         offer.looked_at = min(offer.looked_at, time.monotonic())
         return _as_json(offer.signed)
 
@@ -150,12 +175,19 @@ class Recorder:
             offer.over = True
         episode = json.loads(offer.data).get("episode_seconds") or 0
         seconds = episode + (-1 if offer.fault == OVER else LEASE_SECONDS)
-        is_wrong = offer.fault == STRANGER and not offer.leases
+        fault, is_first = offer.fault, not offer.leases
         replies = [self._grant(user, offer, seconds) for user in dict.fromkeys(users)]
-        if is_wrong:
-            replies[0] = replace(replies[0], user=os.urandom(16).hex())
-        elif offer.fault in {OVER, STRANGER}:
+        if fault in offers.WRONG_LEASES and is_first:
+            first = replies.pop(0)
+            if fault == offers.STRANGER:
+                replies.append(replace(first, user=os.urandom(16).hex()))
+            elif fault == offers.BEYOND and isinstance(first, wire.Lease):
+                replies.append(replace(first, slot=REPORTS))
+                offer.beyond = offer.leases.pop(first.lease).lease
+                del self.holders[self.people[first.user]]
+        if fault == OVER or (fault in offers.WRONG_LEASES and (offer.beyond or not is_first)):
             offer.fault = ""
+        shuffle(replies)  # the answer may be in any order
         self.changed_at = time.monotonic()
         leases = tuple(each for each in replies if isinstance(each, wire.Lease))
         refused = tuple(each for each in replies if isinstance(each, wire.Refusal))
@@ -168,8 +200,12 @@ class Recorder:
         if held and held.lease in offer.leases.keys() - offer.reported:
             return replace(held, user=user)
         if held or not person:
-            seen = "one again" if held else "one that is not on it"
+            seen = self.owner.hiding_mistake(user)
+            seen = f"one that is not on it{seen}" if not held else AGAIN
             offer.note("14", f"expected users of the list, each asked once; seen {seen}")
+            return wire.Refusal(user, "user-unavailable")
+        if offer.fault == offers.SHUT:
+            offer.fault = ""
             return wire.Refusal(user, "user-unavailable")
         if not offer.free:
             return wire.Refusal(user, "batch-full")
@@ -180,18 +216,27 @@ class Recorder:
             self.holders[person] = lease
         return lease
 
-    def _upload(self, offer: Offer, request: Request, body: bytes) -> Response:
-        used = request.headers.get(wire.BATCH_KEY_HEADER)
-        self.changed_at = time.monotonic()
+    def _check_upload(self, offer: Offer, request: Request, body: bytes) -> None:
+        """Checks headers and time of an upload. Raises RemoteError if the batch has another key."""
+        used, again = request.headers.get(wire.BATCH_KEY_HEADER), "expected the same request again"
         if request.url.query:
-            offer.note("13.1", "expected the same request again; seen a redirection followed")
-        if used not in {key_id(key.public) for key in offer.keys}:
-            name = wire.BATCH_KEY_HEADER
-            offer.note("13.2", f"expected the batch key's id in {name}; seen {used}")
-        elif used != key_id(offer.keys[-1].public):
-            raise RemoteError("outdated-key", "the batch has another key now")
+            offer.note("13.1", f"{again}; seen a redirection followed")
+        if time.monotonic() < offer.busy_until:
+            offer.note("13.3", f"{again} only after Retry-After: 1; seen it before")
         if request.headers.get("Content-Type") != wire.OCTETS:
             offer.note("13.2", f"expected an upload with Content-Type {wire.OCTETS}")
+        if used not in {key_id(key.public) for key in offer.keys}:
+            why = self.owner.key_id_mistake([key.public for key in offer.keys], used or "")
+            expected = f"expected the batch key's id in {wire.BATCH_KEY_HEADER}"
+            offer.note("13.2", f"{expected}; seen {used}{why}")
+        elif used != key_id(offer.keys[-1].public):
+            if any(offer.uploads.get(lease) for lease, _ in _frames(offer, body)):
+                offer.note("13.7", "expected the new key's id after outdated-key; seen the earlier")
+            raise RemoteError("outdated-key", "the batch has another key now")
+
+    def _upload(self, offer: Offer, request: Request, body: bytes) -> Response:
+        self.changed_at = time.monotonic()
+        self._check_upload(offer, request, body)
         if offer.case is None:
             raise RemoteError("late", "the batch is over")
         frames = _frames(offer, body)
@@ -201,10 +246,10 @@ class Recorder:
         if fault == NEW_KEY:
             offers.change_key(offer, self.owner)
             raise RemoteError("outdated-key", "the batch has another key now")
-        if fault == STRANGER:
-            detail = "expected the request again after leases for a user that it did not name"
-            offer.note("13.6", f"{detail}; seen an upload")
-        offer.unanswered |= fault in {LOST, *PASSING}
+        if fault in offers.WRONG_LEASES:
+            offer.note("13.6", f"expected the request again after {fault}; seen an upload")
+        offer.busy_until = time.monotonic() + 1.0 if fault == offers.BUSY else 0.0
+        offer.unanswered |= fault in {LOST, offers.ZIPPED, *PASSING}
         if fault in PASSING:
             return PASSING[fault]
         if fault == offers.REFUSED:
@@ -214,6 +259,8 @@ class Recorder:
         answer = _as_json(wire.UploadReply(results=tuple(results)))
         if fault == LOST:  # as if the connection broke: the header announces the whole answer
             answer.body = answer.body[: len(answer.body) // 2]
+        if fault == offers.ZIPPED:
+            return Response(gzip.compress(answer.body), headers={"Content-Encoding": "gzip"})
         return answer
 
     def _store(self, offer: Offer, lease: str) -> str:
@@ -236,11 +283,7 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
     try:
         leases, sealed = wire.split_frames(body, d.report_bytes)
     except RemoteError:
-        ids = [form for lease in offer.leases for form in (bytes.fromhex(lease), lease.encode())]
-        places = [at for each in ids if (at := body.find(each)) >= 0]
-        sizes = [end - at - wire.LEASE_BYTES for at, end in pairwise([*sorted(places), len(body)])]
-        wrong = [size for size in sizes if size != d.report_bytes]
-        offer.note("13.7", report_check.wrong_size(d, wrong[0] if wrong else len(body)))
+        offer.note("13.7", wrong_frames(d, body, offer.leases))
         offer.over = True
         raise
     return [(lease, bytes(report)) for lease, report in zip(leases, sealed, strict=True)]
@@ -249,11 +292,11 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
     """Compares a report with its lease's earlier one (same batch key) and other leases' reports."""
     if lease not in offer.leases:
-        own = [sorted(bytes.fromhex(each)) for each in offer.leases]
-        is_reordered = sorted(bytes.fromhex(lease)) in own
+        is_reordered = sorted(lease) in map(sorted, offer.leases)
         why = "; a lease of this batch has its bytes in another order" * is_reordered
-        detail = f"expected a frame to begin with the id of a lease of this batch; seen {lease}"
-        offer.note("13.7", detail + why)
+        why += f"; its slot, {REPORTS}, is not below n (13.6)" * (lease == offer.beyond)
+        detail = "expected a frame to begin with the id of a lease of this batch; seen"
+        offer.note("13.7", f"{detail} {lease}{why}")
         offer.over = True
         raise RemoteError("wrong-size", "a frame does not begin with a lease of this batch")
     earlier, key = offer.uploads.setdefault(lease, {}), offer.keys[-1]
@@ -317,10 +360,9 @@ def session(
         yield from (Finding(False, case.name, *mistake.args) for mistake in mistakes)
         if not mistakes:
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
-    faults = filter(None, (recorder.fault, *(test.fault for test in pooled.values())))
+    faults = (*recorder.faults.values(), *pooled_faults(pooled))
     wrong = [Finding(False, "all batches", *fault.args) for fault in faults]
-    right = "policies follow their weights, and reward bits their means"
-    yield from wrong or [Finding(True, "all batches", "6", right)]
+    yield from wrong or [Finding(True, "all batches", "6", "policies and reward bits are right")]
 
 
 def _refusal(offer: Offer) -> Finding:
@@ -335,66 +377,24 @@ def _refusal(offer: Offer) -> Finding:
 def _examine(
     owner: Owner, offer: Offer, seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a good batch. For ``seen`` and ``pooled``, see `_check_reports`."""
+    """Yields mistakes in a good batch. For ``seen`` and ``pooled``, see `check_reports`."""
     if offer.unanswered:
         yield MistakeError("13.7", "expected the upload again after no final answer; seen none")
     elif len(offer.reported) < REPORTS and not offer.mistakes:
         detail = f"expected {REPORTS} reports for this good batch; seen {len(offer.reported)}"
-        why = "Are the bytes verified that were received (4.1)? Is each pinned key taken (11)?"
-        if offer.case and offer.case.support:
-            why = "Do C and check 20 leave out the states that cannot be reached (5.4)?"
+        why = "Which check (11) fails? client.log may say it"
+        if offer.case and not offer.leases:
+            why += "; the bytes are verified as received (4.1)" * (offer.case.fault == BLANKS)
+            why += "; check 15 takes each pinned key" * (offer.case.fault == offers.ROTATED)
+            why += "; check 20 leaves out states that cannot be reached (5.4)" * offer.case.support
         if offer.leases:
             why = f"Is one sent in each lease's {LEASE_SECONDS} s, even for a failed episode (6.4)?"
         yield MistakeError("13" if offer.leases else "11", f"{detail}. {why}")
     context = parse(offer.data)
     private = {key.public.hex(): key.private for key in (owner.analyzer, owner.second)}
-    keys = partial(BatchKeys, context, offer.data, private[context.descriptor.analyzer_key])
-    tries = (offer.uploads[lease] for lease in offer.reported)
+    analyzer = private[context.descriptor.analyzer_key]
+    keys = partial(BatchKeys, context, offer.data, analyzer, earlier=offer.keys[0].private)
+    tries = (each for lease, each in offer.uploads.items() if lease in offer.reported)
     reports = [[(keys(key.private), sent) for key, sent in each.items()] for each in tries]
-    law = report_check.BatchLaw(context.descriptor, offers.NEXT, offers.REWARDS)
-    yield from _check_reports(law, reports, seen, pooled)
-
-
-def _check_reports(
-    law: report_check.BatchLaw,
-    reports: Sequence[report_check.Tries],
-    seen: set[bytes],
-    pooled: dict[str, Test],
-) -> Iterator[MistakeError]:
-    """Yields mistakes in a batch.
-
-    ``seen`` has noise and ephemeral keys of earlier reports; ``pooled`` adds up tests over batches.
-    """
-    opened, wrong = list[Ints](), Counter[tuple[str, str]]()
-    for tries in reports:
-        try:
-            opened.append(report_check.open_report(tries, seen))
-        except MistakeError as mistake:
-            wrong[mistake.args] += 1
-    for (section, detail), count in wrong.most_common(3):
-        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
-    if len(opened) == law.descriptor.n:
-        yield from law.mistakes(np.stack(opened), seen, pooled)
-
-
-def check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
-    """Yields what is right and what is wrong about one report, whatever its episode is.
-
-    A number of ones is wrong if a correct client has it, or one more extreme, at `ERROR_RATE`.
-    """
-    d, layout = keys.context.descriptor, keys.context.descriptor.layout
-    try:
-        counts = report_check.open_report([(keys, sealed)], set())[: layout.counters]
-    except MistakeError as mistake:
-        yield Finding(False, "seals", *mistake.args)
-        return
-    detail = f"all open, each with its own ephemeral key; {d.padding.messages} messages"
-    yield Finding(True, "seals", "3.4", detail)
-    (bits, p), data = report_check.noise_bits(d), layout.cells
-    ones, most = int(counts.sum()), int(counts.max())
-    law = report_check.binomial(bits * layout.counters, p)
-    likely = min(law[: ones + 1].sum(), law[max(0, ones - data) :].sum()) > report_check.ERROR_RATE
-    detail = f"{ones} ones of counters; expected about {bits * p * layout.counters:.4g} of noise"
-    yield Finding(bool(likely), "noise", "7", f"{detail}, up to {data} of data")
-    detail = f"at most {most} ones of a counter; expected up to {1 + bits}"
-    yield Finding(most <= 1 + bits, "counters", "7", detail)
+    law = BatchLaw(context.descriptor, test.NEXT, test.REWARDS)
+    yield from check_reports(law, reports, seen, pooled)

@@ -4,6 +4,7 @@ All batches are for one small environment with certain transitions, so the distr
 counter is known. A bad offer fails one of the checks in docs/protocol.md, section 11.
 """
 
+import copy
 import hashlib
 import json
 import math
@@ -13,61 +14,63 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, product
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ConfigDict
 
 from riffle.common.mechanism.counters import Families, Successors, Support, possible_cells
 from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.mechanism.policy import TOTAL_WEIGHT, Mixture
-from riffle.common.protocol.descriptor import (
-    LABEL_DIGEST,
-    BatchDescriptor,
-    Document,
-    GuaranteeDocument,
-    NoiseDocument,
-    SignedDescriptor,
-)
+from riffle.common.protocol import descriptor, signatures
+from riffle.common.protocol.descriptor import BatchDescriptor, Document, SignedDescriptor
 from riffle.common.protocol.hpke import KeyPair
-from riffle.common.protocol.signatures import LABEL_DEPOSIT, batch_id, countersign
+from riffle.common.protocol.signatures import batch_id, sign
 from riffle.common.protocol.wire import Lease
 from riffle.coordinator.batches.issue import Issuer
 from riffle.coordinator.learning.learner import Deployment
 from riffle.coordinator.specs import RunSpec
-from riffle.deploy.report_check import MistakeError, shortened
+from riffle.deploy.owner import (
+    BETA,
+    ENVIRONMENT,
+    EPSILON,
+    GAMMA,
+    LOW_ORDER,
+    NEXT,
+    OWNER_GAMMA,
+    SHUFFLER_ID,
+    A,
+    H,
+    MistakeError,
+    Owner,
+    X,
+    shortened,
+)
 
 Json = dict[str, Any]
-ENVIRONMENT, SHUFFLER_ID, NODE_ID, INDEX = "File-v0", "conformance", "c0" * 16, 7
-X, A, H, REPORTS, USERS = 5, 2, 3, 40, 5_000
-EPSILON, BETA, GAMMA, OWNER_GAMMA = 4.0, 1e-2, 0.1, 0.08
-"""Batches promise epsilon and beta at GAMMA. The owner demands them only at OWNER_GAMMA."""
+REPORTS, INDEX = 40, 7
 LOW, HIGH = -1.0, 1.0
 """The range of rewards in descriptors. The rewards of the environment are in [0, 1]."""
 LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
-BLANKS = "blanks in its JSON"
-"""Before commas, where no JSON library writes any, so JSON that is written again differs."""
-FAULTS = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS)
+BLANKS, AWAY, ZIPPED = "blanks in its JSON", "its descriptor redirected", "a compressed answer"
+"""Blanks before commas, where no JSON library writes any, so JSON that is written again differs."""
+EMPTY, STATUS = "an answer without results", "a final problem with status 503"
+SHUT, BEYOND, LACKING = "a user refused", "a slot beyond n", "an answer without a user"
+WIDE, WRONG_LEASES = "words of 32 bits", {STRANGER, BEYOND, LACKING}
+FAULTS: tuple[str, ...] = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED)
+FAULTS = (*FAULTS, BLANKS, AWAY, ZIPPED, EMPTY, STATUS, SHUT, BEYOND, LACKING)
 FULL, SEVERAL = "256 counters", "3 noise bits"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
+WIDE_NOISE: Json = {"noise": {"bits": 5_000, "p_numerator": 1, "p_log2": 1}, "word_bits": 32}
+CHANGES = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}, WIDE: WIDE_NOISE}
 COMMENT: Json = {"comment": ""}
-CHANGES: dict[str, Json] = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}}
-
 _h, _x, _a = np.indices((H, X, A))
-NEXT, REWARDS = (2 * _x + _a + 1 + _h) % X, (_h + 2 * _x + 3 * _a + 2) % 5 / 4
-"""The next state, which is certain, and the reward, a multiple of 1/4; both (H, X, A)."""
 POLICIES = np.array([(_h[..., 0] + b + (_x[..., 0] >= 3)) % A for b in (1, 0)])
 MIXTURE = Mixture(POLICIES, np.array([3 * TOTAL_WEIGHT // 4, TOTAL_WEIGHT // 4]))
 """The two policies take different transitions at every step. A client that draws a policy with 31
 random bits instead of 32 never draws the second policy."""
-
-
-def environment() -> Json:
-    """Returns the environment as the document of an MDP."""
-    return {"P": np.eye(X)[NEXT].tolist(), "r": REWARDS.tolist(), "d1": [1.0] + [0.0] * (X - 1)}
 
 
 def _support(*steps: int, full: int = 0) -> Support:
@@ -128,56 +131,14 @@ def good_cases(
     cases += [replace((small, whole)[f in {NEW_KEY, ROTATED, BLANKS}], fault=f) for f in FAULTS]
     cases += [replace(whole, support=True, fault=FULL)] * (families[0] == "joint")
     several = [replace(whole, support=True, fault=SEVERAL)]
+    cases += [replace(small, trust=t, aggregation=g, fault=WIDE) for t, g in kinds if g == "sums"]
     return cases + several * (kinds[0] == ("shuffle", "messages"))
 
 
-_ed25519, _secret = Ed25519PrivateKey.from_private_bytes, partial(os.urandom, 32)
+class Envelope(SignedDescriptor):
+    """An envelope that may have unknown members, for bad offers."""
 
-
-def public(private: bytes) -> bytes:
-    """Returns the public half of an Ed25519 key."""
-    return _ed25519(private).public_key().public_bytes_raw()
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """The owner of the client: demands, people, and keys that only this test uses.
-
-    The client pins the public halves of ``coordinator``, ``shuffler``, ``analyzer`` and ``second``.
-    The client may ask ``users`` for episodes, and may hide their ids with ``users_key``.
-    """
-
-    trust: Sequence[Trust] = ("shuffle",)
-    aggregations: Sequence[Aggregation] = ("messages",)
-    users: Sequence[str] = field(
-        default_factory=lambda: [os.urandom(16).hex() for _ in range(USERS)]
-    )
-    coordinator: bytes = field(default_factory=_secret, repr=False)
-    shuffler: bytes = field(default_factory=_secret, repr=False)
-    analyzer: KeyPair = field(default_factory=KeyPair.generate)
-    second: KeyPair = field(default_factory=KeyPair.generate)
-    token: str = field(default_factory=lambda: _secret().hex(), repr=False)
-    users_key: bytes = field(default_factory=_secret, repr=False)
-
-    def write_settings(self, folder: Path, url: str) -> None:
-        """Writes settings.json, which has all that a client needs, and the files that it names."""
-        files = {
-            "environment.json": json.dumps(environment()),
-            "users.json": json.dumps({NODE_ID: list(self.users)}),
-            "users_key": self.users_key.hex(),
-        }
-        own: Json = {f"{name.partition('.')[0]}_file": str(folder / name) for name in files}
-        own["environment_parameters"] = {"path": own.pop("environment_file")}
-        own |= {"shuffler_url": url, "shuffler_id": SHUFFLER_ID, "environment": ENVIRONMENT}
-        own |= {"shuffler_key": public(self.shuffler).hex(), "node_token": self.token}
-        own |= {"coordinator_key": public(self.coordinator).hex(), "max_owner_share": GAMMA}
-        own |= {"analyzer_keys": [key.public.hex() for key in (self.analyzer, self.second)]}
-        own |= {"max_epsilon": EPSILON, "max_beta": BETA, "min_dishonest_fraction": OWNER_GAMMA}
-        own |= {"max_batch_seconds": 86_400, "max_episode_seconds": 604_800}
-        own |= {"trust_models": [*self.trust], "aggregations": [*self.aggregations]}
-        files["settings.json"] = json.dumps(own, indent=2)
-        for name, text in files.items():
-            (folder / name).write_text(text)
+    model_config = ConfigDict(extra="allow")
 
 
 @dataclass
@@ -202,6 +163,8 @@ class Offer:
     mistakes: dict[str, MistakeError] = field(default_factory=dict)
     looked_at: float = math.inf
     unanswered: bool = False
+    busy_until: float = 0.0
+    beyond: str = ""
     over: bool = False
 
     @property
@@ -256,36 +219,33 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     Members with names in ``how`` (below) say how it is served and signed. They are left out.
     """
     pair = KeyPair.generate()
-    how: Json = {"listed": document.get("batch_id"), "first": "", "label": LABEL_DEPOSIT}
+    how: Json = {"listed": document.get("batch_id"), "first": "", "label": signatures.LABEL_DEPOSIT}
+    how |= {"before": "", "after": "", "envelope": {}}
     how |= {"coordinator": owner.coordinator, "shuffler": owner.shuffler}
     how |= {"shown_key": pair.public, "signed_key": pair.public}
     members = {k: v for k, v in document.items() if k not in how and v is not ...}
-    how |= {k: v for k, v in document.items() if k in how}
+    how |= {k: document[k] for k in document.keys() & how.keys()}
     marks = (" ,", ": ") if fault == BLANKS else (",", ":")
-    data = json.dumps(members, separators=marks).replace("{", "{" + how["first"], 1).encode()
-    digest = hashlib.sha256(LABEL_DIGEST + data).digest()
-    signed = SignedDescriptor(
-        descriptor=data.decode(),
-        coordinator_signature=_ed25519(how["coordinator"]).sign(how["label"] + data).hex(),
-        batch_key=how["shown_key"].hex(),
-        shuffler_signature=countersign(how["shuffler"], digest, how["signed_key"]),
-    )
+    text = json.dumps(members, separators=marks).replace("{", "{" + how["first"], 1)
+    data = (how["before"] + text + how["after"]).encode()
+    digest = hashlib.sha256(descriptor.LABEL_DIGEST + data).digest()
+    envelope: Json = {
+        "descriptor": data.decode(),
+        "coordinator_signature": sign(how["coordinator"], how["label"] + data),
+        "batch_key": how["shown_key"].hex(),
+        "shuffler_signature": signatures.countersign(how["shuffler"], digest, how["signed_key"]),
+    }
+    other = {k: v(envelope[k]) if callable(v) else v for k, v in how["envelope"].items()}
+    signed = Envelope.model_construct(**envelope | other)
     return Offer(how["listed"], data, signed, [pair], None, check, fault)
 
 
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
-    """Yields offers with one fault each; faults of guarantees for each kind of batch in ``cases``.
-
-    None has an analyzer key of low order (check 22), for check 15 would find that it is not pinned.
-    """
+    """Yields offers with one fault each; those of guarantees for each kind of batch."""
     good = _document(cases[0], owner)
-    rows = [*_members(cases[0], owner, good), *_malformed(BatchDescriptor, good)]
-    for nested, kind in (("noise", NoiseDocument), ("guarantee", GuaranteeDocument)):
-        rows.append((2, f"its {nested} has an unknown member", {nested: good[nested] | COMMENT}))
-        for check, fault, changes in _malformed(kind, good[nested]):
-            left = {k: v for k, v in (good[nested] | changes).items() if v is not ...}
-            rows.append((check, f"in its {nested}, {fault}", {nested: left}))
-    pairs = [(good, row) for row in chain(rows, _others(owner), _envelopes())]
+    wrong = ((2, *each) for each in _wrong_members(BatchDescriptor, good))
+    rows = chain(_members(cases[0], owner, good), wrong, _others(owner), _envelopes())
+    pairs = [(good, row) for row in rows]
     for base in {(case.trust, case.aggregation): case for case in reversed(cases)}.values():
         document = _document(base, owner)
         pairs += [(document, row) for row in _promises(base, owner, document)]
@@ -300,21 +260,41 @@ Row = tuple[int, str, Json]
 a good descriptor. The value ``...`` removes a member. A function is applied to the good value."""
 
 
-def _malformed(kind: type[Document], good: Json) -> Iterator[Row]:
-    """Yields rows, each with one member that the schema of the document does not allow."""
+def _wrong_members(kind: type[Document], good: Json) -> Iterator[tuple[str, Json]]:
+    """Yields members that a document's schema does not allow: the fault, and the changed member.
+
+    The value ``...`` removes a member. A function is applied to the good value.
+    """
     schema = kind.model_json_schema()
     for name, rule in schema["properties"].items():
         wrong: Json = {"is missing": ...} if name in schema["required"] else {}
         if "anyOf" not in rule:
             wrong["is null"] = None
-        if isinstance(good.get(name), int | float):
-            wrong["is a string"] = str(good[name])
-        if "[0-9a-f]" in rule.get("pattern", ""):
-            wrong["is in upper case"] = str.upper
-        for bound, beyond in (("minimum", -1), ("maximum", 1)):
-            if bound in rule:
-                wrong[f"is beyond its {bound}, {rule[bound]}"] = rule[bound] + beyond
-        yield from ((2, f"its {name} {how}", {name: value}) for how, value in wrong.items())
+        wrong |= _wrong_values(rule, good.get(name))
+        yield from ((f"its {name} {how}", {name: value}) for how, value in wrong.items())
+        nested = kind.model_fields[name].annotation
+        if isinstance(nested, type) and issubclass(nested, Document):
+            for fault, change in _wrong_members(nested, good[name]):
+                whole = {k: v for k, v in (good[name] | change).items() if v is not ...}
+                yield f"in its {name}, {fault}", {name: whole}
+            yield f"its {name} has an unknown member", {name: good[name] | {"comment": ""}}
+
+
+def _wrong_values(rule: Json, good: object) -> Json:
+    wrong: Json = {}
+    if isinstance(good, int | float):
+        wrong["is a string"] = str(good)
+        wrong |= {"is 0": 0} if isinstance(good, bool) else {"is true": True}
+        if rule.get("type") == "integer":
+            wrong["is written with a fraction, .0"] = float(good)
+    if rule.get("type") == "number":
+        wrong["is not a finite number"] = math.nan
+    if "[0-9a-f]" in rule.get("pattern", ""):
+        wrong["is in upper case"] = str.upper
+    bounds = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0, "exclusiveMaximum": 0}
+    for bound in bounds.keys() & rule.keys():
+        wrong[f"is beyond its {bound}, {rule[bound]}"] = rule[bound] + bounds[bound]
+    return wrong
 
 
 def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
@@ -324,6 +304,9 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
     narrow_batch = _document(base, owner, support=_support(1))
     wide = _document(base, owner, support=_support(0, 1))
     policies = [good["policies"][0], [[A] * X] * H]
+    descending, ending = copy.deepcopy(wide["support"]), copy.deepcopy(wide["support"])
+    descending["next"][0][0][0].reverse()
+    ending["next"][1][3][0] = []
     kind = "flips" if base.trust != "local" else "laplace"
     less = good["guarantee"] | {"dishonest_fraction": GAMMA / 2}
     noise = {"kind": kind, "bits": 1, "p_numerator": 1 << 30, "p_log2": 32}
@@ -346,7 +329,14 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
         (20, "its support leaves out transitions that occur", narrow_batch),
         (2, "it has an unknown member", COMMENT),
         (2, "its support has an unknown member", wide | {"support": wide["support"] | COMMENT}),
-        (2, "its version is 2", {"version": 2}),
+        (2, "its layer is not below horizon", {"layer": H}),
+        (2, "a weight is 0", {"weights": [TOTAL_WEIGHT, 0]}),
+        (2, "it has more weights than policies", {"weights": [first, TOTAL_WEIGHT - first - 1, 1]}),
+        (2, "a policy has a row too many", {"policies": [[*p, p[-1]] for p in good["policies"]]}),
+        (2, "its owner_share is less than one slot", {"owner_share": 0.02}),
+        (2, "its support lists states in descending order", {**wide, "support": descending}),
+        (2, "its support ends in a state that is reached", {**wide, "support": ending}),
+        (22, "the analyzer key is pinned, but a point of low order", {"analyzer_key": LOW_ORDER}),
         (2, "its weights do not sum to 2^32", {"weights": [first, TOTAL_WEIGHT - first - 1]}),
         (2, "a policy has actions that do not exist", {"policies": policies}),
         (2, "its data_slots do not follow from the counters", {"data_slots": 1_000}),
@@ -364,20 +354,22 @@ def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
     factor = 1.125 if is_coarse else 1.005
     larger = batch(epsilon=factor * EPSILON, dishonest_fraction=OWNER_GAMMA)
     yield 25, f"its epsilon is up to {factor} times the owner's (12.5){kind}", larger
-    beta = batch(beta=0.3)
-    yield 25, f"its epsilon is small only at a larger beta than the owner's{kind}", beta
-    guarantee = good["guarantee"] | {"epsilon": EPSILON / 2}
-    yield 26, f"it promises a smaller epsilon than its noise gives{kind}", {"guarantee": guarantee}
+    yield 25, f"its epsilon is small only at a larger beta (12.5){kind}", batch(beta=0.3)
+    less = {"guarantee": good["guarantee"] | {"epsilon": EPSILON / 2}}
+    yield 26, f"it promises a smaller epsilon than its noise gives{kind}", less
     if base.trust == "shuffle":
         fault = "its epsilon is small only at a smaller dishonest fraction than the owner's"
         yield 25, f"{fault}{kind}", batch(dishonest_fraction=0.05)
         yield 25, f"its epsilon is too large at its owner_share (12.5){kind}", batch(epsilon=4.06)
     if base.aggregation == "sums":
-        words = {"word_bits": 48 - good["word_bits"]}
-        yield 2, "its word_bits are not the fewest that suffice (8.1)", words
+        bits = 48 - good["word_bits"]
+        yield 2, "its word_bits are not the fewest that suffice (8.1)", {"word_bits": bits}
     elif base.trust == "shuffle":
         fault = "it drops more noise than beta pays for: n times a report's chance (12.3)"
         yield 25, fault, {"noise_slots": good["noise_slots"] - 4}
+        yield 2, "it has more than 65536 messages", {"noise_slots": 65_536}
+        noise = {"bits": 900_000, "p_numerator": 800, "p_log2": 32}
+        yield 2, "it has more than 268435456 noise bits", {"noise": noise, "noise_slots": 128}
 
 
 def _others(owner: Owner) -> Iterator[Row]:
@@ -392,7 +384,13 @@ def _others(owner: Owner) -> Iterator[Row]:
 def _envelopes() -> Iterator[Row]:
     """Yields rows with faults of bytes, signatures and batch key; `_offer` explains the names."""
     other, low = os.urandom(32), b"\1" + bytes(31)
+    yield 1, "it has more than 16777216 bytes", {"first": " " * (1 << 24)}
     yield 2, "it has a member twice", {"first": '"n": 1 ,'}
+    yield 2, "it has a member twice, once with an escape", {"first": '"\\u006e": 1 ,'}
+    yield 2, "it begins with a byte order mark", {"before": "\ufeff"}
+    yield 2, "it has text after its object", {"after": " {}"}
+    yield 2, "its envelope has an unknown member (4.1)", {"envelope": COMMENT}
+    yield 4, "its batch_key is in upper case (4.1)", {"envelope": {"batch_key": str.upper}}
     yield 3, "the coordinator signed with a key that is not pinned", {"coordinator": other}
     yield 3, "the coordinator signed the bytes without their label", {"label": b""}
     yield 4, "the shuffler signed with a key that is not pinned", {"shuffler": other}

@@ -1,188 +1,31 @@
-"""Opens reports with the private keys, and names a client's mistakes. No I/O.
+"""Compares the reports of a batch with their law, and names a client's mistakes. No I/O.
 
-`read_report` opens one report. `BatchLaw` compares all reports of a batch with their law, which is
-their distribution for a correct client. Every statistical test is exact: in a whole session, a
-correct client fails with probability at most `ERROR_RATE`. Sections are in docs/protocol.md.
+The law is the reports' distribution for a correct client. Every statistical test is exact: in a
+whole session, a correct client fails with probability at most `ERROR_RATE`. Sections are in
+docs/protocol.md.
 """
 
-import hashlib
-import hmac
-import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hpke
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import special
 
-from riffle.common.mechanism import local_model, sums
 from riffle.common.mechanism.counters import Episode, Ints
 from riffle.common.mechanism.parameters import Flips, Noise
-from riffle.common.protocol import hpke as seals
-from riffle.common.protocol.descriptor import LABEL_DIGEST, LABEL_MASK, BatchDescriptor, Context
-from riffle.common.protocol.hpke import KEY_BYTES, LABEL_MESSAGE, LABEL_REPORT
+from riffle.common.protocol.descriptor import BatchDescriptor
+from riffle.deploy.owner import MistakeError, Tries, open_report
 
 ERROR_RATE, TESTS = 1e-6, 4_000
 """A session has fewer than `TESTS` tests; each errs with probability at most `LEVEL`."""
 LEVEL = ERROR_RATE / TESTS
 AXES = ("family", "h", "x", "a", "x'", "r")
 Floats = npt.NDArray[np.float64]
-Tries = Sequence[tuple["BatchKeys", bytes]]
-_AEADS = {"": hpke.AEAD.AES_128_GCM, "AES-256-GCM": hpke.AEAD.AES_256_GCM}
-_AEADS["ChaCha20"] = hpke.AEAD.CHACHA20_POLY1305
-
-
-class MistakeError(ValueError):
-    """A client's mistake: a section of docs/protocol.md, and what was expected and seen."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchKeys:
-    """A batch's descriptor, its bytes, and the private keys of analyzer and batch."""
-
-    context: Context
-    data: bytes
-    analyzer: bytes
-    batch: bytes
-
-
-def read_report(keys: BatchKeys, sealed: bytes) -> tuple[Ints, list[bytes]]:
-    """Opens an uploaded report. Raises MistakeError for the first thing that is wrong.
-
-    Returns the counts (C + 1,) of all indices, with the dummy's count last, and the ephemeral keys.
-    """
-    d = keys.context.descriptor
-    if len(sealed) != d.report_bytes:
-        raise MistakeError("4.6", wrong_size(d, len(sealed)))
-    try:
-        opened = seals.open_sealed(keys.batch, keys.context.report_info, sealed)
-    except seals.OpenError:
-        raise MistakeError("3.4", _explain(keys, [sealed], outer=True)) from None
-    counts, ephemeral = _read_inner(keys, opened)
-    return counts, [sealed[:KEY_BYTES], *ephemeral]
-
-
-def _read_inner(keys: BatchKeys, opened: bytes) -> tuple[Ints, list[bytes]]:
-    d, info = keys.context.descriptor, keys.context.message_info
-    if d.word_bits:
-        return _unmask(keys, opened), [opened[:KEY_BYTES]]
-    messages = [opened[i : i + d.message_bytes] for i in range(0, len(opened), d.message_bytes)]
-    plain = list(seals.open_each(keys.analyzer, info, messages))
-    if closed := [m for m, text in zip(messages, plain, strict=True) if text is None]:
-        why = _explain(keys, closed, outer=False)
-        raise MistakeError("3.4", f"{len(closed)} of {len(messages)} messages do not open: {why}")
-    return _histogram(d, b"".join(filter(None, plain))), [m[:KEY_BYTES] for m in messages]
-
-
-def wrong_size(d: BatchDescriptor, size: int) -> str:
-    """Returns a sentence that names the expected size of a sealed report and this wrong size."""
-    whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
-    seen = "no whole number of messages" if rest else f"those of {whole} messages"
-    expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
-    expected += "; with dummies, see 10" * (d.trust == "central")
-    return f"expected {d.report_bytes} bytes ({expected}); seen {size} bytes, {seen}"
-
-
-def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
-    C, symbols = d.layout.counters, d.symbols.read(plain)
-    if d.trust == "local":
-        counts, wrong = local_model.count(d.layout, symbols)
-        if wrong.size:
-            other = np.unpackbits(symbols.astype(np.uint8), axis=1, bitorder="little")[:, C:]
-            why = "" if other.any() else "; all are zeros if a byte's lowest bit is the first"
-            raise MistakeError("9", f"expected zeros after the last of {C} bits; seen a 1{why}")
-        return counts
-    if symbols.max() <= C:
-        return np.bincount(symbols.ravel(), minlength=C + 1)
-    why = "; read as little-endian, all exist" * bool(d.symbols.read(plain[::-1]).max() <= C)
-    detail = f"expected big-endian indices up to {C}, the dummy's; seen {symbols.max()}"
-    raise MistakeError("7", detail + why)
-
-
-def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
-    d, own = keys.context.descriptor, opened[:KEY_BYTES]
-    C, bits, most = d.layout.counters, d.word_bits or 16, d.noise.bits + 1
-    words = np.frombuffer(opened[KEY_BYTES:], dtype=f"<u{bits // 8}")
-    infos = _infos(keys, LABEL_MASK, LABEL_MESSAGE)
-    masks = ((name, sums.add_masks(keys.analyzer, info, own, C, bits)) for name, info in infos)
-    _, mask = next(masks)
-    right = words - mask
-    if right.max() <= most:
-        return np.append(right, 0).astype(np.int64)
-    vectors = [(f"a mask with {name}", words - other) for name, other in masks]
-    vectors += [("no mask", words), ("big-endian words before the mask", right.byteswap())]
-    vectors += [("big-endian words", words.byteswap() - mask), ("a subtracted mask", words + mask)]
-    vectors += [("a stream of big-endian words", words - mask.byteswap())]
-    other = "another mistake (label, digest and E in the info; AES-128; counter from 0)"
-    found = next((name for name, vector in vectors if vector.max() <= most), other)
-    raise MistakeError("8.3", f"expected words of at most {most} under the mask; seen {found}")
-
-
-def _infos(keys: BatchKeys, right: bytes, other: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yields ("", right info), then (mistake, info) for each mistake that a client may make."""
-    digest, data = keys.context.digest, keys.data
-    labels = [("", right), (f"the label {other!r}", other), ("no label", b"")]
-    labels += [("a label without its final zero byte", right[:-1])]
-    digests = [("", digest), ("a digest without its label", hashlib.sha256(data).digest())]
-    digests += [("the digest in hexadecimal", digest.hex().encode()), ("no digest", b"")]
-    name = "the digest of a descriptor that was parsed and written again"
-    for short, ordered, blanks in product((0, 1), (False, True), ((",", ":"), (", ", ": "))):
-        document = json.loads(data, parse_float=(float, shortened)[short])
-        text = json.dumps(document, sort_keys=ordered, separators=blanks).encode()
-        digests.append((name, hashlib.sha256(LABEL_DIGEST + text).digest()))
-    for (one, label), (two, end) in product(labels, digests):
-        yield ", ".join(filter(None, (one, two))), label + end
-
-
-def shortened(number: str) -> float:
-    """Reads a JSON number. Turns 1.0 into 1, as languages without integers do."""
-    return int(float(number)) if float(number).is_integer() else float(number)
-
-
-def _explain(keys: BatchKeys, sealed: Sequence[bytes], *, outer: bool) -> str:
-    """Names the mistake that keeps all these seals from opening."""
-    labels = (LABEL_REPORT, LABEL_MESSAGE) if outer else (LABEL_MESSAGE, LABEL_REPORT)
-    private, wrong = (keys.batch, keys.analyzer) if outer else (keys.analyzer, keys.batch)
-    expected = f"expected the info {labels[0]!r} and the 32 bytes of the digest, and no aad; seen "
-    infos = list(_infos(keys, *labels))
-    whose = [("", private), (f"the {'analyzer' if outer else 'batch'}'s key", wrong)]
-    for (one, aead), (two, key), (three, info) in product(_AEADS.items(), whose, infos):
-        suite = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, aead)
-        with suppress(InvalidTag, ValueError):
-            suite.decrypt(sealed[0], X25519PrivateKey.from_private_bytes(key), info)
-            return expected + ", ".join(filter(None, (one, two, three)))
-    try:
-        plain = b"".join(_decrypt_unchecked(private, infos[0][1], each) for each in sealed)
-        _ = _read_inner(keys, plain) if outer else _histogram(keys.context.descriptor, plain)
-    except ValueError:  # also a point of low order
-        return f"{expected}another mistake"
-    return f"{expected}a text that decrypts, with a wrong tag: is the aad not empty?"
-
-
-def _decrypt_unchecked(private: bytes, info: bytes, sealed: bytes) -> bytes:
-    """Opens a seal without checking its tag (RFC 9180, sections 4.1 and 5.1; base mode).
-
-    Raises ValueError if the seal's ephemeral key is a point of low order.
-    """
-    kem, suite = b"HPKE-v1KEM\x00\x20", b"HPKE-v1HPKE\x00\x20\x00\x01\x00\x01"
-    mac, key = partial(hmac.digest, digest="sha256"), X25519PrivateKey.from_private_bytes(private)
-    dh = key.exchange(X25519PublicKey.from_public_bytes(enc := sealed[:KEY_BYTES]))
-    kem_context = enc + key.public_key().public_bytes_raw()
-    eae_prk = mac(bytes(32), kem + b"eae_prk" + dh)
-    shared_secret = mac(eae_prk, b"\x00\x20" + kem + b"shared_secret" + kem_context + b"\x01")
-    context = mac(bytes(32), suite + b"psk_id_hash") + mac(bytes(32), suite + b"info_hash" + info)
-    secret, end = mac(shared_secret, suite + b"secret"), b"\x00" + context + b"\x01"
-    aes = mac(secret, b"\x00\x10" + suite + b"key" + end)[:16]
-    nonce = mac(secret, b"\x00\x0c" + suite + b"base_nonce" + end)[:12]
-    stream = Cipher(algorithms.AES128(aes), modes.CTR(nonce + b"\x00\x00\x00\x02")).decryptor()
-    return stream.update(sealed[KEY_BYTES : -seals.TAG_BYTES])
 
 
 def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
@@ -194,32 +37,59 @@ def noise_bits(d: BatchDescriptor) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """An observed number; ``law[k]`` is the probability that a correct client's number is k."""
+    """An observed number; ``law[k]`` is the probability that a correct client's number is k.
+
+    ``others`` has the laws of clients with known mistakes.
+    """
 
     section: str
     name: str
     observed: int
     law: Floats
+    others: dict[str, Floats] = field(default_factory=dict)
 
     def __add__(self, other: "Test") -> "Test":
-        law = np.convolve(self.law, other.law)
-        return Test(self.section, self.name, self.observed + other.observed, law)
+        law, both = np.convolve(self.law, other.law), self.others.keys() & other.others.keys()
+        others = {name: np.convolve(self.others[name], other.others[name]) for name in both}
+        return Test(self.section, self.name, self.observed + other.observed, law, others)
 
     @property
     def is_pooled(self) -> bool:
         """Returns whether the test is made only once, on the sum over all batches."""
-        return self.section[0] == "6" or self.name.startswith("noise of the ")
+        return self.section[0] == "6" or self.name.startswith(("noise of the ", "bits of "))
+
+    def is_likely(self, law: Floats, level: float) -> bool:
+        """Returns whether this law gives a number as small or as large (two-sided, at a level)."""
+        below, above = law[: self.observed + 1].sum(), law[self.observed :].sum()
+        return bool(min(below, above) > level / 2)
 
     @property
     def fault(self) -> MistakeError | None:
-        """The mistake if `observed` is too small or too large (two-sided, at `LEVEL`), or None."""
-        below, above = self.law[: self.observed + 1].sum(), self.law[self.observed :].sum()
-        if min(below, above) > LEVEL / 2:
+        """The mistake if `observed` is too small or too large (at `LEVEL`), or None."""
+        if self.is_likely(self.law, LEVEL):
             return None
-        exact = "" if self.section[0] in {"5", "6"} else " (drawn exactly, without approximation?)"
+        exact = "" if self.section[0] == "6" else " (drawn exactly, without approximation?)"
+        exact = exact if "mean" not in self.name else " (drawn on its own, for each report?)"
         mean = float(self.law @ np.arange(self.law.size))
         detail = f"{self.name}: expected about {mean:.4g}, seen {self.observed}{exact}"
         return MistakeError(self.section, detail)
+
+
+def pooled_faults(pooled: dict[str, Test]) -> Iterator[MistakeError]:
+    """Yields the first fault of each section; if noise is wrong, only its fault.
+
+    Wrong noise also changes the numbers of policies and reward bits. Names the known mistakes that
+    explain all tests of a section.
+    """
+    failed = {test.section: fault for test in reversed(pooled.values()) if (fault := test.fault)}
+    noise = [fault for section, fault in failed.items() if section[0] != "6"]
+    for fault in noise or failed.values():
+        tests = [t for t in pooled.values() if t.section == fault.args[0] and t.others]
+        names = [{n for n, law in t.others.items() if t.is_likely(law, 1e-4)} for t in tests]
+        section, detail = fault.args
+        if both := sorted(set.intersection(*names)) if names else []:
+            detail += f"; as of a client with {' or '.join(both)}"
+        yield MistakeError(section, detail)
 
 
 @lru_cache(maxsize=512)
@@ -255,10 +125,17 @@ class BatchLaw:
             found.append((sets, one if "joint" in d.layout.shapes else one[zero.size :], means))
         return found
 
-    def matches(self, counts: Ints) -> npt.NDArray[np.bool_]:
-        """Returns (n, M): whether report i, a row of counts, may hold an episode of policy m."""
-        found = [[counts[:, c].any(axis=1) for c in required] for required, *_ in self.paths]
-        return np.asarray(np.array(found).all(axis=1).T)
+    def matches(self, counts: Ints, axis: int = 0, *values: int) -> npt.NDArray[np.bool_]:
+        """Returns (n, M): whether report i, a row of counts, may hold an episode of policy m.
+
+        With ``values``, only counters with such a coordinate are looked at.
+        """
+        where, found = self._coordinates[:, axis], []
+        for required, *_ in self.paths:
+            chosen = [c for c in required if not values or where[c[0]] in values]
+            rows = np.array([counts[:, c].any(axis=1) for c in chosen])
+            found.append(rows.reshape(-1, len(counts)).all(axis=0))
+        return np.array(found).T
 
     def mistakes(
         self, counts: Ints, seen: set[bytes], pooled: dict[str, Test]
@@ -276,12 +153,12 @@ class BatchLaw:
             yield MistakeError(self._section, detail)
         seen |= {*rows}
         tests = [] if certain else [*self._noise_tests(counts), *self._episode_tests(counts)]
-        for test in (test for test in tests if test.is_pooled):
+        failed = [test for test in tests if not test.is_pooled and test.fault]
+        for test in (test for test in tests if test.is_pooled and not failed):
             key = f"{test.section} {test.name}"
             pooled[key] = pooled[key] + test if key in pooled else test
-        failed = [test for test in tests if not test.is_pooled and test.fault]
         # Too little noise fails many tests. The first shows how little; one that saw 0 shows where.
-        where = [test for test in failed[1:] if not test.observed]
+        where = [t for t in failed[1:] if not t.observed and t.name[:5] in {"noise", "least"}]
         yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
 
     def _certain(self, counts: Ints) -> Iterator[MistakeError]:
@@ -291,11 +168,12 @@ class BatchLaw:
         if lost and self.descriptor.trust != "local":
             detail = f"{lost} of {len(counts)} reports hold no episode of the batch's mixture"
             detail += f" at step {self.descriptor.layer}" * (self.descriptor.layer is not None)
-            yield MistakeError("5.3", f"{detail}{self._other_order(counts)}")
+            yield MistakeError("5.3", f"{detail}{self._why_lost(counts)}")
         elif most > bits + 1:
             limit = f"expected at most {bits + 1} ones of a counter in a report, {bits} of noise"
             seen = f"{most} of index {counts[:, :-1].max(axis=0).argmax()}"
-            yield MistakeError(self._section if bits else "10", f"{limit}; seen {seen}")
+            why = f" (a dummy has index {counts.shape[1] - 1})"
+            yield MistakeError(self._section if bits else "10", f"{limit}; seen {seen}{why}")
 
     @property
     def _section(self) -> str:
@@ -320,25 +198,52 @@ class BatchLaw:
             rows[:, 0], rows[:, 1 : at.shape[1] + 1] = number, at
         return table
 
-    def _other_order(self, counts: Ints) -> str:
-        """Names another counter order, or another step, in which all reports hold an episode."""
-        if self.matches(np.roll(counts[:, :-1], -1, axis=1)).any(axis=1).all():
-            return "; all hold one with 1 added to every index"
-        names, (*inner, family) = tuple(self.descriptor.layout.shapes), self._coordinates[:, ::-1].T
-        for order in permutations(range(len(names))):
-            place = np.argsort(np.lexsort((*inner, np.argsort(order)[family])))
+    def _why_lost(self, counts: Ints) -> str:
+        """Names the mistake with which all reports hold an episode, or where they hold none."""
+        for name, place in self._other_orders():
             if self.matches(counts[:, place]).any(axis=1).all():
-                return f"; all hold one in the order (5.2) {', '.join(names[k] for k in order)}"
-        for axes in permutations(range(len(AXES))):
-            place = np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
-            if self.matches(counts[:, place]).any(axis=1).all():
-                return f"; all hold one in the order ({', '.join(AXES[axis] for axis in axes)})"
-        d = self.descriptor
-        for h in range(d.horizon) if d.layer is not None and not d.support else ():
-            other = BatchDescriptor.model_construct(**dict(d) | {"layer": h})
-            if replace(self, descriptor=other).matches(counts).any(axis=1).all():
-                return f"; all hold one of step {h}"
+                return f"; all hold one {name}"
+        for name, law in self._other_laws():
+            with suppress(ValueError):  # such an episode may be outside the support
+                if law.matches(counts).any(axis=1).all():
+                    return f"; all hold one {name}"
+        (bits, p), (n, size) = noise_bits(self.descriptor), counts[:, :-1].shape
+        if counts[:, :-1].sum() < n * (size * bits * p + len(self.paths[0][0]) / 2):
+            return "; they hold hardly more than noise: is the episode counted?"
+        for axis, values in enumerate(self._coordinates[:, :2].T):
+            every = np.unique(values)
+            bad = [v for v in every if not self.matches(counts, axis, v).any(axis=1).all()]
+            names = [*self.descriptor.layout.shapes] if axis == 0 else [f"h = {h}" for h in every]
+            if 0 < len(bad) < len(every):
+                return f"; only these are wrong: {', '.join(names[v] for v in bad)}"
         return ""
+
+    def _other_orders(self) -> Iterator[tuple[str, Ints]]:
+        """Yields other orders of the counters, each with the place of every counter in it."""
+        names, (*inner, family) = tuple(self.descriptor.layout.shapes), self._coordinates[:, ::-1].T
+        yield "with 1 added to every index", np.roll(np.arange(family.size), -1)
+        for order in permutations(range(len(names))):
+            text = f"in the order (5.2) {', '.join(names[k] for k in order)}"
+            yield text, np.argsort(np.lexsort((*inner, np.argsort(order)[family])))
+        for axes in permutations(range(len(AXES))):
+            text = f"in the order ({', '.join(AXES[axis] for axis in axes)})"
+            yield text, np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
+
+    def _other_laws(self) -> Iterator[tuple[str, "BatchLaw"]]:
+        """Yields laws of clients that take another step's counters, policy row or transitions."""
+        d = self.descriptor
+
+        def changed(**members: object) -> BatchLaw:
+            descriptor = BatchDescriptor.model_construct(**dict(d) | members)
+            return replace(self, descriptor=descriptor)
+
+        for h in range(d.horizon) if d.layer is not None and not d.support else ():
+            yield f"of step {h}", changed(layer=h)
+        for h in range(d.horizon):
+            same = np.repeat(self.next_states[h : h + 1], d.horizon, axis=0)
+            yield f"with the transitions of P[{h}] at every step", replace(self, next_states=same)
+            rows = tuple((policy[h],) * d.horizon for policy in d.policies)
+            yield f"with row {h} of the policy at every step", changed(policies=rows)
 
     def _noise_tests(self, counts: Ints) -> Iterator[Test]:
         """Yields tests of the noise in reports (n, C + 1), on counters that no episode raises."""
@@ -362,38 +267,133 @@ class BatchLaw:
         above = np.cumsum(binomial(bits * size, p)[::-1])[::-1] ** n
         least = int(noise.sum(axis=1).min())
         yield test("least noise of one report", least, -np.diff(above, append=0))
+        yield from self._spread_tests(counts, test)
+
+    def _spread_tests(self, counts: Ints, test: Callable[..., Test]) -> Iterator[Test]:
+        """Yields tests that find noise which is the same in two places, or of a fixed amount."""
+        (bits, p), n, d = noise_bits(self.descriptor), len(counts), self.descriptor
+        middle = int(bits * p)
+        high, q = counts[:, self._never] > middle, 1 - binomial(bits, p)[: middle + 1].sum()
+        if bits > 1:
+            name = "noise of the counters: how often it is above its mean"
+            yield test(name, int(high.sum()), binomial(high.size, q))
+        own, N = counts[:, self._never].sum(axis=1), bits * self._never.size
+        if d.trust != "local" and "rewards" not in d.layout.shapes:
+            own, N = counts[:, :-1].sum(axis=1) - d.layout.cells, bits * d.layout.counters
+        above = 1 - binomial(N, p)[: int(N * p) + 1].sum()
+        more = int((own > int(N * p)).sum())
+        yield test("reports with more noise than its mean", more, binomial(n, above))
+        both = high[: n // 2 * 2 : 2] & high[1::2]
+        name = "noise of the same counter in two reports: how often both are above the mean"
+        yield test(name, int(both.sum()), binomial(both.size, q * q))
+        for axis, pairs in self._pairs.items():
+            both = high[:, pairs[:, 0]] & high[:, pairs[:, 1]]
+            name = (
+                f"noise of the same counter but for its {axis}: how often both are above the mean"
+            )
+            yield test(name, int(both.sum()), binomial(both.size, q * q))
+
+    @cached_property
+    def _pairs(self) -> dict[str, Ints]:
+        """For each axis, disjoint pairs of counters without data that differ only in it.
+
+        For the axis of families, pairs of counters that have the same place in their families.
+        """
+        table, found = self._coordinates[self._never], dict[str, Ints]()
+        place = self._never - np.searchsorted(self._coordinates[:, 0], table[:, 0])
+        for axis, name in enumerate(AXES):
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for at, row in enumerate(np.delete(table, axis, 1) if axis else place[:, None]):
+                groups.setdefault(tuple(row.tolist()), []).append(at)
+            each = [pair for g in groups.values() for pair in zip(g[-2::-2], g[::-2], strict=False)]
+            found |= {name: np.array(each)} if each else {}
+        return found
 
     def _episode_tests(self, counts: Ints) -> Iterator[Test]:
+        """Yields tests of policies, reward bits, and what stands beside an episode."""
         (bits, p), n, matches = noise_bits(self.descriptor), len(counts), self.matches(counts)
         weights, local = self.descriptor.mixture.probabilities, self.descriptor.trust == "local"
-        for k, (required, ones, means) in enumerate(self.paths):
-            hidden = p * (1 - p) ** (required[0].size - 1) if local else 0.0
-            own = (1 - hidden) ** len(required)
-            by_noise = (1 - (1 - p) ** (bits * required[0].size)) ** len(required)
-            law = binomial(n, weights[k] * own + (1 - weights[k]) * by_noise)
-            yield Test("6.1", f"reports with policy {k}", int(matches[:, k].sum()), law)
-            for h, c in enumerate(ones):
-                q, name = weights[k] * means[h], f"reward bits at step {h} of policy {k}, sent if 1"
-                law = np.convolve(binomial(n, q), binomial(n * bits, p))
-                law = binomial(n, q + p - 2 * q * p) if local else law
-                yield Test("6.2", name, int(counts[:, c].sum()), law)
+        others = {f"policy {k} alone": np.eye(weights.size)[k] for k in range(weights.size)}
+        others["policies drawn alike"] = np.full(weights.size, 1 / weights.size)
+        others["the weights in reverse"] = weights[::-1]
+        for k, (required, *_) in enumerate(self.paths):
+            sizes = [c.size for c in required]
+            hidden = p * (1 - p) ** (sizes[0] - 1) if local else 0.0
+            by_noise = (1 - (1 - p) ** (bits * sizes[0])) ** len(sizes)
+            more = (1 - hidden) ** len(sizes) - by_noise
+            laws = {name: binomial(n, by_noise + w[k] * more) for name, w in others.items()}
+            q, seen = by_noise + weights[k] * more, int(matches[:, k].sum())
+            yield Test("6.1", f"reports with policy {k}", seen, binomial(n, q), laws)
+            if k == 0:
+                unlike = int((matches[: n // 2 * 2 : 2, k] != matches[1::2, k]).sum())
+                name = "pairs of reports of which one has policy 0 (drawn for each report?)"
+                yield Test("6.1", name, unlike, binomial(n // 2, 2 * q * (1 - q)))
+            sure = matches[:, k] & (matches.sum(axis=1) == 1)
+            yield from self._reward_tests(counts if local else counts[sure], k)
             if not local:
-                sure, cells = matches[:, k] & (matches.sum(axis=1) == 1), np.concatenate(required)
+                cells = np.concatenate(required)
                 extra = int((counts[sure][:, cells].sum(axis=1) - len(required)).sum())
                 law = binomial(int(sure.sum()) * bits * cells.size, p)
-                yield Test("5.3", "messages beside one episode's on its counters", extra, law)
+                name = "noise of the counters that an episode raises"
+                yield Test(self._section, name, extra, law)
+        if local:
+            absent = np.array([~counts[:, required[0]].any(axis=1) for required, *_ in self.paths])
+            size = self.paths[0][0][0].size
+            q = p * (1 - p) ** (size * len(self.paths) - 1)
+            name = "bits of the first transition: reports in which each is 0"
+            yield Test("9", name, int(absent.all(axis=0).sum()), binomial(n, q))
+
+    def _reward_tests(self, counts: Ints, k: int) -> Iterator[Test]:
+        """Yields tests of the reward bits in reports with policy k (trust `local`: all reports)."""
+        (bits, p), N, d = noise_bits(self.descriptor), len(counts), self.descriptor
+        _, ones, means = self.paths[k]
+        local, rewards = d.trust == "local", means * (d.reward_high - d.reward_low) + d.reward_low
+        share = d.mixture.probabilities[k] if local else 1.0
+        others = {"the reward itself as the probability": rewards, "always 1": means**0}
+        others |= {"bits that are always 0": 0 * means, "inverted bits": 1 - means}
+        others |= {"rounded rewards": np.rint(means), "fair coins": 0 * means + 0.5}
+        others["the reward / (reward_high - reward_low)"] = rewards / (d.reward_high - d.reward_low)
+        others["the previous step's reward"] = np.roll(means, 1)
+
+        def law(q: float) -> Floats:
+            if local:
+                return binomial(N, share * q + p - 2 * share * q * p)
+            return np.convolve(binomial(N, q), binomial(N * bits, p))
+
+        for h, c in enumerate(ones):
+            name = f"reward bits at step {h} of policy {k}, sent if 1"
+            wrong = {name: law(float(np.clip(q[h], 0, 1))) for name, q in others.items()}
+            yield Test("6.2", name, int(counts[:, c].sum()), law(means[h]), wrong)
+        chances = 1 - (1 - means) * (1 - p) ** bits
+        for h in range(0 if local else len(ones) - 1):
+            one, two = chances[h : h + 2]
+            unlike = int(((counts[:, ones[h]] > 0) != (counts[:, ones[h + 1]] > 0)).sum())
+            name = f"reports of policy {k} whose reward bits of steps {h} and {h + 1} differ"
+            yield Test(
+                "6.2",
+                f"{name} (drawn for each step?)",
+                unlike,
+                binomial(N, one + two - 2 * one * two),
+            )
 
 
-def open_report(tries: Tries, seen: set[bytes]) -> Ints:
-    """Opens all uploads of a report. Raises MistakeError if counts differ, or a key repeats."""
-    found = [read_report(keys, sealed) for keys, sealed in tries]
-    opened, ephemeral = [counts for counts, _ in found], [keys for _, keys in found]
-    if any((counts != opened[-1]).any() for counts in opened):
-        detail = "expected the same messages, sealed to the new key; seen other messages"
-        raise MistakeError("13.7", detail)
-    if tries[0][0].context.descriptor.word_bits and seen & {keys[1] for keys in ephemeral}:
-        raise MistakeError("8.3", "expected a fresh key pair in every report; seen one twice")
-    if not all(map(seen.isdisjoint, ephemeral)) or len({*ephemeral[-1]}) < len(ephemeral[-1]):
-        raise MistakeError("3.4", "expected a new ephemeral key in every seal; seen one twice")
-    seen.update(*ephemeral)
-    return opened[-1]
+def check_reports(
+    law: BatchLaw,
+    reports: Sequence[Tries],
+    seen: set[bytes],
+    pooled: dict[str, Test],
+) -> Iterator[MistakeError]:
+    """Yields mistakes in a batch.
+
+    ``seen`` has noise and ephemeral keys of earlier reports; ``pooled`` adds up tests over batches.
+    """
+    opened, wrong = list[Ints](), Counter[tuple[str, str]]()
+    for tries in reports:
+        try:
+            opened.append(open_report(tries, seen))
+        except MistakeError as mistake:
+            wrong[mistake.args] += 1
+    for (section, detail), count in wrong.most_common(3):
+        yield MistakeError(section, f"{count} of {len(reports)} reports: {detail}")
+    if len(opened) == law.descriptor.n:
+        yield from law.mistakes(np.stack(opened), seen, pooled)

@@ -24,7 +24,7 @@ from riffle.common.mechanism.policy import TOTAL_WEIGHT
 from riffle.common.protocol import descriptor as d
 from riffle.common.protocol import errors, hpke, signatures, wire
 from riffle.common.server import service
-from riffle.deploy import offers
+from riffle.deploy.owner import Owner
 from riffle.node_client import pipeline, runner, shuffler_client, users
 from riffle.node_client.environments import tabular as t
 from riffle.node_client.settings import Settings as NodeSettings
@@ -402,7 +402,7 @@ def label_faults(text: str) -> Iterator[str]:
 def setting_faults(text: str) -> Iterator[str]:
     written = {name for row in rows(text, "18") for name in re.findall(r"`(\w+)`", row[0])}
     with TemporaryDirectory() as folder:
-        offers.Owner().write_settings(Path(folder), "http://127.0.0.1:1")
+        Owner().write_settings(Path(folder), "http://127.0.0.1:1")
         made = json.loads((Path(folder) / "settings.json").read_text())
     if written != set(made):
         yield f"18: settings {written ^ set(made)}"

@@ -174,7 +174,7 @@ class BatchDescriptor(Document):
     possible, and whether all steps are alike. ``homogeneous`` changes no report.
     """
 
-    version: Literal[1] = 1
+    version: int = Field(default=1, ge=1, le=1)
     run_id: Hex16
     batch_id: Hex16
     shuffler_id: Name

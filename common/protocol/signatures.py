@@ -24,15 +24,24 @@ def batch_id(run_id: str, deployment: int) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
+def public_key(private_key: bytes) -> bytes:
+    """Returns the public half of an Ed25519 key."""
+    return Ed25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+
+
+def sign(private_key: bytes, message: bytes) -> str:
+    """Returns the signature of a message that already has its label, hex."""
+    return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
+
+
 def sign_deposit(private_key: bytes, data: bytes) -> str:
     """Returns the coordinator's signature over a descriptor's bytes, hex."""
-    return Ed25519PrivateKey.from_private_bytes(private_key).sign(LABEL_DEPOSIT + data).hex()
+    return sign(private_key, LABEL_DEPOSIT + data)
 
 
 def countersign(private_key: bytes, digest: bytes, batch_key: bytes) -> str:
     """Returns the shuffler's signature over a descriptor's digest and its batch key, hex."""
-    message = LABEL_COUNTERSIGN + digest + batch_key
-    return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
+    return sign(private_key, LABEL_COUNTERSIGN + digest + batch_key)
 
 
 def verify_deposit(public_key: bytes, data: bytes, signature: str) -> None:

@@ -5,6 +5,7 @@
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -17,7 +18,7 @@ from riffle.common.process.plugins import unknown_name
 from riffle.common.protocol.descriptor import SignedDescriptor, parse
 from riffle.common.protocol.hpke import KeyPair
 from riffle.common.protocol.wire import LEASE_BYTES
-from riffle.deploy import conformance, offers
+from riffle.deploy import conformance, offers, report_check
 from riffle.deploy.cli.options import (
     CoordinatorUrl,
     Families,
@@ -44,7 +45,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
-from riffle.deploy.report_check import BatchKeys
+from riffle.deploy.owner import BatchKeys, MistakeError, Owner, open_report
 from riffle.experiments.presets import customize, preset
 
 SEARCH = "start at --rate and search for the largest rate that a new network carries"
@@ -201,7 +202,7 @@ def conformance_command(
         for name in set(given) - set(get_args(kind)):
             raise ValueError(unknown_name("name", name, get_args(kind)))
     folder, cases = make_folder(out.absolute()), offers.good_cases(*names)
-    owner = offers.Owner(*names[1:])
+    owner = Owner(*names[1:])
     recorder, bad = conformance.Recorder(owner), list(offers.bad_offers(owner, cases))
     with (
         interrupt_on_termination(),
@@ -242,4 +243,27 @@ def check_report_command(
     sealed, size = report.read_bytes(), context.descriptor.report_bytes
     sealed = sealed[-size:] if len(sealed) == size + LEASE_BYTES else sealed
     keys = BatchKeys(context, data, private, hex_file("--batch-key", batch_key))
-    emit_findings(conformance.check_report(keys, sealed), output)
+    emit_findings(_check_report(keys, sealed), output)
+
+
+def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[conformance.Finding]:
+    """Yields what is right and what is wrong about one report, whatever its episode is.
+
+    A number of ones is wrong if a correct client has it, or one more extreme, at `ERROR_RATE`.
+    """
+    d, layout = keys.context.descriptor, keys.context.descriptor.layout
+    try:
+        counts = open_report([(keys, sealed)], set())[: layout.counters]
+    except MistakeError as mistake:
+        yield conformance.Finding(False, "seals", *mistake.args)
+        return
+    detail = f"all open, each with its own ephemeral key; {d.padding.messages} messages"
+    yield conformance.Finding(True, "seals", "3.4", detail)
+    (bits, p), data = report_check.noise_bits(d), layout.cells
+    ones, most = int(counts.sum()), int(counts.max())
+    law = report_check.binomial(bits * layout.counters, p)
+    likely = min(law[: ones + 1].sum(), law[max(0, ones - data) :].sum()) > report_check.ERROR_RATE
+    detail = f"{ones} ones of counters; expected about {bits * p * layout.counters:.4g} of noise"
+    yield conformance.Finding(bool(likely), "noise", "7", f"{detail}, up to {data} of data")
+    detail = f"at most {most} ones of a counter; expected up to {1 + bits}"
+    yield conformance.Finding(most <= 1 + bits, "counters", "7", detail)

@@ -12,9 +12,11 @@ from uuid import UUID
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from riffle.common.mechanism import sums
 from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
@@ -31,13 +33,13 @@ from riffle.common.protocol.descriptor import (
 )
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT
-from riffle.common.protocol.signatures import key_id
-from riffle.deploy import offers
+from riffle.common.protocol.signatures import LABEL_KEY_ID, key_id
+from riffle.deploy import owner
 from riffle.node_client.environments.tabular import MDPDocument, TabularEnvironment
 from riffle.node_client.episode import run_episode
 from riffle.node_client.trust import Demands, accept
 
-MDP = MDPDocument.model_validate_json(json.dumps(offers.environment())).mdp()
+MDP = MDPDocument.model_validate_json(json.dumps(owner.environment())).mdp()
 RANDOM = SystemRandomness()
 
 
@@ -82,9 +84,11 @@ class WrongClient:
     asked: list[str] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     kept: dict[str, Ints] = field(default_factory=dict)
+    policies: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         headers = {"Authorization": f"Bearer {self.settings['node_token']}"}
+        headers["Accept-Encoding"] = "gzip" if self.mistake == "compressed answers" else "identity"
         s, follows = self.settings, self.mistake == "redirection followed"
         base = s["shuffler_url"]
         self.http = httpx.Client(
@@ -109,7 +113,7 @@ class WrongClient:
         )
 
     @classmethod
-    def offline(cls, owner: offers.Owner, folder: Path) -> "WrongClient":
+    def offline(cls, owner: owner.Owner, folder: Path) -> "WrongClient":
         """A client that talks to nobody."""
         owner.write_settings(folder, "http://127.0.0.1")
         return cls(json.loads((folder / "settings.json").read_text()), [])
@@ -124,12 +128,14 @@ class WrongClient:
         return bool(fresh)
 
     def _serve(self, batch_id: str) -> None:
-        signed = self._signed(batch_id)
         try:
+            signed = self._signed(batch_id)
             accept(signed, batch_id, self.demands, time.time())
         except RemoteError as error:
             if not self.mistake.startswith("unchecked ") or self.mistake[10:] not in error.detail:
                 return
+        except ValueError:  # an envelope of the wrong form
+            return
         descriptor, forgetful = json.loads(signed.descriptor), {"unchecked ", "unchecked time left"}
         end = time.time() + (descriptor.get("episode_seconds") or 0)
         if descriptor["expires_at"] <= end and self.mistake not in forgetful:
@@ -142,6 +148,8 @@ class WrongClient:
 
     def _signed(self, batch_id: str) -> SignedDescriptor:
         answer = self.http.get(f"/v1/batches/{batch_id}")
+        if answer.status_code == 307:
+            return self._signed(batch_id)
         return SignedDescriptor.model_validate_json(answer.content)
 
     def _lease(self, batch_id: str, n: int, seconds: int) -> list[dict[str, Any]]:
@@ -151,8 +159,9 @@ class WrongClient:
             users = self.users[:n]
         body = json.dumps({"users": users}).encode()
         reply = self._post(f"{batch_id}/leases", body).json()
-        named = {each["user"] for each in reply["leases"]}
-        if not named <= {*users} and self.mistake != "leases by position":
+        named = {each["user"] for each in reply["leases"] + reply["refused"]}
+        beyond = any(each["slot"] >= n for each in reply["leases"])
+        if (named != {*users} or beyond) and self.mistake != "leases by position":
             reply = self._post(f"{batch_id}/leases", body).json()
         end = time.time() + (0 if self.mistake == "lease shorter than an episode" else seconds)
         over = any(each["expires_at"] <= end for each in reply["leases"])
@@ -161,10 +170,14 @@ class WrongClient:
             return self._lease(batch_id, n, seconds)
         taken = {each["user"] for each in reply["leases"]}
         self.asked += taken
-        self.users = [user for user in self.users if user not in taken]
+        aside = {r["user"] for r in reply["refused"] if r["problem"] == "user-unavailable"}
+        self.users = [user for user in self.users if user not in taken | aside]
+        if aside:
+            self.done.discard(batch_id)
         return list(reply["leases"])
 
     def _post(self, path: str, body: bytes, **headers: str) -> httpx.Response:
+        headers = {"Content-Type": "application/json"} | headers
         return self.http.post(f"/v1/batches/{path}", content=body, headers=headers)
 
     def _report(
@@ -190,11 +203,17 @@ class WrongClient:
                     return
                 signed = self._signed(batch_id)
                 body = self._body(signed, leases, plain)
-            elif answer.status_code == 200:
+            elif self._is_final(answer):
                 self._settle(batch_id, answer, leases)
                 return
             elif self.mistake in finals:
                 return
+            if self.mistake != "retry at once":
+                time.sleep(float(answer.headers.get("Retry-After", 0)))
+
+    def _is_final(self, answer: httpx.Response) -> bool:
+        is_plain = "Content-Encoding" not in answer.headers
+        return answer.status_code == 200 and is_plain and bool(answer.json()["results"])
 
     def _settle(self, batch_id: str, answer: httpx.Response, leases: list[dict[str, Any]]) -> None:
         """Serves the batch again if the shuffler refused a report for good."""
@@ -208,6 +227,11 @@ class WrongClient:
         used = key_id(bytes.fromhex(signed.batch_key))
         headers = {"Riffle-Batch-Key": batch_id if self.mistake == "wrong header" else used}
         headers["Content-Type"] = "application/octet-stream"
+        key = bytes.fromhex(signed.batch_key)
+        if self.mistake == "whole hash":
+            headers["Riffle-Batch-Key"] = hashlib.sha256(LABEL_KEY_ID + key).hexdigest()
+        if self.mistake == "hash of hexadecimal":
+            headers["Riffle-Batch-Key"] = key_id(signed.batch_key.encode())
         if self.mistake == "no header":
             del headers["Riffle-Batch-Key"]
         return self._post(f"{batch_id}/reports", body, **headers)
@@ -219,6 +243,9 @@ class WrongClient:
         if self.mistake == "weights of 31 bits":
             draw >>= 1
         policy = mixture.pick(draw)
+        if self.mistake == "policy of a batch":
+            number = self.policies.setdefault(d.batch_id, draw)
+            policy = mixture.pick(number)
         if self.mistake == "another policy":
             policy = 0 * policy
         low, high = d.reward_low, d.reward_high
@@ -283,6 +310,8 @@ class WrongClient:
             "no noise on the last counter": slice(C - 1, None),
         }
         counts[zeros.get(wrong, slice(0))] = 0
+        if wrong == "noise shared by rewards":
+            counts[1::2] = counts[::2]
         return counts
 
     def _body(
@@ -332,6 +361,8 @@ class WrongClient:
             mask_info = (
                 LABEL_MESSAGE if wrong == "mask with another label" else LABEL_MASK
             ) + digest
+            if wrong in {"mask without E", "mask key of 32 bytes", "mask reused"}:
+                return seal(batch_key, outer, self._mask(vector, analyzer, mask_info))
             masked = sums.mask(vector, private or os.urandom(32), analyzer, mask_info)
             if wrong == "stream big-endian":
                 stream = np.frombuffer(masked[32:], vector.dtype) - vector
@@ -350,3 +381,16 @@ class WrongClient:
         aad = b"" if wrong != "aad of messages" else digest
         messages = b"".join(seal(analyzer, inner, text, aad, private) for text in texts)
         return seal(batch_key, outer, messages, digest if wrong == "aad of the report" else b"")
+
+    def _mask(self, vector: np.typing.NDArray[Any], analyzer: bytes, info: bytes) -> bytes:
+        own = X25519PrivateKey.generate()
+        E = own.public_key().public_bytes_raw()
+        secret = own.exchange(X25519PublicKey.from_public_bytes(analyzer))
+        size = 32 if self.mistake == "mask key of 32 bytes" else 16
+        info += b"" if self.mistake == "mask without E" else E
+        key = HKDF(SHA256(), size, None, info).derive(secret)
+        cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        stream = np.frombuffer(cipher.update(bytes(vector.nbytes)), vector.dtype)
+        if self.mistake == "mask reused":
+            stream = np.resize(stream[:8], stream.shape)
+        return E + bytes((vector + stream).tobytes())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from riffle.deploy import offers
 from riffle.deploy.conformance import Recorder, serving, session
-from riffle.deploy.offers import FAULTS, Case, Owner
+from riffle.deploy.offers import FAULTS, Case
+from riffle.deploy.owner import Owner
 from tests.deploy.cli.calls import riffle
 
 QUICK = [Case("lean", 1), Case("paper", support=True)]
