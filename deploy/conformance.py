@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from random import shuffle
 
@@ -35,7 +35,7 @@ from riffle.deploy import offers
 from riffle.deploy import owner as test
 from riffle.deploy.network.certificates import LOOPBACK
 from riffle.deploy.offers import BLANKS, LOST, NEW_KEY, OVER, REPORTS, Case, Offer
-from riffle.deploy.owner import BatchKeys, MistakeError, Owner, wrong_frames
+from riffle.deploy.owner import BatchKeys, Finding, MistakeError, Owner, wrong_frames
 from riffle.deploy.report_check import BatchLaw, Test, check_reports, pooled_faults
 from riffle.node_client.users import opaque_id
 
@@ -50,16 +50,6 @@ PASSING = {
 }
 
 Handler = Callable[[Offer, Request, bytes], Response]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The outcome of one step. ``section`` names a section of docs/protocol.md."""
-
-    ok: bool
-    step: str
-    section: str
-    detail: str
 
 
 class Recorder:
@@ -91,8 +81,9 @@ class Recorder:
         )
 
     async def _identity(self, _: Request) -> Response:
-        own = public_key(self.owner.shuffler).hex()
-        return _as_json(wire.ShufflerIdentity(shuffler_id=test.SHUFFLER_ID, public_key=own))
+        """Answers with a key that is not the pinned key, and that also signs a bad offer."""
+        other = public_key(self.owner.impostor).hex()
+        return _as_json(wire.ShufflerIdentity(shuffler_id=test.SHUFFLER_ID, public_key=other))
 
     def _answer(self, handler: Handler | None = None) -> Callable[[Request], Awaitable[Response]]:
         """Returns an endpoint that handles one batch or, without a handler, lists open batches."""
@@ -165,7 +156,9 @@ class Recorder:
         offer.looked_at = min(offer.looked_at, time.monotonic())
         return _as_json(offer.signed)
 
-    def _decline(self, _: Offer, __: Request, body: bytes) -> Response:
+    def _decline(self, offer: Offer, _: Request, body: bytes) -> Response:
+        if offer.case is None:
+            offer.note("11", f"expected a refusal: {offer.fault}; seen a batch that was taken")
         return _as_json(wire.DeclineNotice.model_validate_json(body))
 
     def _lease(self, offer: Offer, _: Request, body: bytes) -> Response:
@@ -280,12 +273,11 @@ def _as_json(document: Document) -> Response:
 
 def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
     d = parse(offer.data).descriptor
-    try:
-        leases, sealed = wire.split_frames(body, d.report_bytes)
-    except RemoteError:
-        offer.note("13.7", wrong_frames(d, body, offer.leases))
+    if wrong := wrong_frames(d, body, offer.leases):
+        offer.note("13.7", wrong)
         offer.over = True
-        raise
+        raise RemoteError("wrong-size", wrong)
+    leases, sealed = wire.split_frames(body, d.report_bytes)
     return [(lease, bytes(report)) for lease, report in zip(leases, sealed, strict=True)]
 
 
@@ -331,38 +323,42 @@ def session(
 ) -> Iterator[Finding]:
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
-    The session ends when the client has sent no lease request and no upload for ``idle`` seconds,
-    or after ``longest`` seconds. A bad offer counts as refused if the client fetches its descriptor
-    and requests no slot in the ``grace`` seconds after its last lease request or upload.
+    A bad offer counts as refused if the client fetches its descriptor and requests no slot, also
+    not after all good batches are over, while it lists the rest again for ``grace`` seconds. The
+    session ends earlier after ``idle`` seconds without lease request or upload, or after
+    ``longest`` seconds.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]
     recorder.offers = {offer.batch_id: offer for offer in (*bad, *good)}
-    while not (recorder.is_over() or all(offer.over for offer in (*bad, *good))):
-        now = time.monotonic()
+    while not recorder.is_over():
+        now, looks = time.monotonic(), [offer.looked_at for offer in bad]
+        is_done = all(offer.over for offer in good) and recorder.polls > 1
+        if is_done and now > max(recorder.changed_at, *looks, 0.0) + grace:
+            break
         if now > min(end, recorder.changed_at + idle):
             break
-        for offer in bad:
-            offer.over |= now > max(offer.looked_at, recorder.changed_at) + grace
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
         detail = "the client sent no request; did it end? client.log has its output"
         raise LocalError("unavailable", detail)
+    yield from (Finding(False, "all batches", *each.args) for each in recorder.faults.values())
     yield from map(_refusal, bad)
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
-    is_stuck = any(offer.mistakes for offer in good)
+    is_stuck, untried = any(offer.mistakes for offer in good), []
     for case, offer in zip(cases, good, strict=True):
         if is_stuck and not (offer.leases or offer.mistakes):
-            yield Finding(False, case.name, "13", "not tried, because of mistakes in other batches")
+            untried.append(case.name)
             continue
         mistakes = [*offer.mistakes.values(), *_examine(owner, offer, seen, pooled)]
         yield from (Finding(False, case.name, *mistake.args) for mistake in mistakes)
         if not mistakes:
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
-    faults = (*recorder.faults.values(), *pooled_faults(pooled))
-    wrong = [Finding(False, "all batches", *fault.args) for fault in faults]
+    wrong = [Finding(False, "all batches", *fault.args) for fault in pooled_faults(pooled)]
     yield from wrong or [Finding(True, "all batches", "6", "policies and reward bits are right")]
+    why = "not tried, because of mistakes in other batches"
+    yield from (Finding(False, name, "13", why) for name in untried)
 
 
 def _refusal(offer: Offer) -> Finding:

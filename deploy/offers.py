@@ -61,7 +61,7 @@ SHUT, BEYOND, LACKING = "a user refused", "a slot beyond n", "an answer without 
 WIDE, WRONG_LEASES = "words of 32 bits", {STRANGER, BEYOND, LACKING}
 FAULTS: tuple[str, ...] = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED)
 FAULTS = (*FAULTS, BLANKS, AWAY, ZIPPED, EMPTY, STATUS, SHUT, BEYOND, LACKING)
-FULL, SEVERAL = "256 counters", "3 noise bits"
+FULL, SEVERAL, LARGE = "256 counters", "3 noise bits", "4000 users, so little noise"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
 WIDE_NOISE: Json = {"noise": {"bits": 5_000, "p_numerator": 1, "p_log2": 1}, "word_bits": 32}
 CHANGES = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}, WIDE: WIDE_NOISE}
@@ -130,6 +130,7 @@ def good_cases(
     whole, small = cases[0], replace(cases[0], layer=1, support=True)
     cases += [replace((small, whole)[f in {NEW_KEY, ROTATED, BLANKS}], fault=f) for f in FAULTS]
     cases += [replace(whole, support=True, fault=FULL)] * (families[0] == "joint")
+    cases += [replace(whole, families=each, fault=LARGE) for each in families]
     several = [replace(whole, support=True, fault=SEVERAL)]
     cases += [replace(small, trust=t, aggregation=g, fault=WIDE) for t, g in kinds if g == "sums"]
     return cases + several * (kinds[0] == ("shuffle", "messages"))
@@ -192,15 +193,16 @@ def change_key(offer: Offer, owner: Owner) -> None:
 
 def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
     """Returns a descriptor without run id and batch id. ``changes`` replace fields of the spec."""
-    fields: Json = {"name": SHUFFLER_ID, "environment": ENVIRONMENT, "episodes": REPORTS}
+    fields: Json = {"name": SHUFFLER_ID, "environment": ENVIRONMENT}
     fields |= {"states": X, "actions": A, "horizon": H, "reward_low": LOW, "reward_high": HIGH}
     fields |= {"epsilon": EPSILON, "beta": BETA, "dishonest_fraction": GAMMA}
     fields |= {"trust": case.trust, "aggregation": case.aggregation, "families": case.families}
     supports = {FULL: _support(0, 1, 2, 3, full=8), SEVERAL: _pruned(_support(0, 1))}
     fields |= {"support": supports.get(case.fault, _support(0, 1)) if case.support else None}
+    n = fields["episodes"] = 4_000 if case.fault == LARGE else REPORTS
     spec, key = RunSpec(**(fields | changes)), (owner.analyzer, owner.second)[case.fault == ROTATED]
     issuer = Issuer(SHUFFLER_ID, key.public.hex, time.time, spec.dishonest_fraction)
-    deployment = Deployment(0, "manual", MIXTURE, REPORTS, case.layer)
+    deployment = Deployment(0, "manual", MIXTURE, n, case.layer)
     issue = issuer.issue(os.urandom(16).hex(), spec, deployment, index=INDEX, step=INDEX)
     document: Json = json.loads(issue.data, parse_float=shortened)
     ids = ("run_id", "batch_id")
@@ -244,7 +246,7 @@ def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
     """Yields offers with one fault each; those of guarantees for each kind of batch."""
     good = _document(cases[0], owner)
     wrong = ((2, *each) for each in _wrong_members(BatchDescriptor, good))
-    rows = chain(_members(cases[0], owner, good), wrong, _others(owner), _envelopes())
+    rows = chain(_members(cases[0], owner, good), wrong, _others(owner), _envelopes(owner))
     pairs = [(good, row) for row in rows]
     for base in {(case.trust, case.aggregation): case for case in reversed(cases)}.values():
         document = _document(base, owner)
@@ -381,7 +383,7 @@ def _others(owner: Owner) -> Iterator[Row]:
         yield 11, "its aggregation is sums", _document(Case(aggregation="sums"), owner)
 
 
-def _envelopes() -> Iterator[Row]:
+def _envelopes(owner: Owner) -> Iterator[Row]:
     """Yields rows with faults of bytes, signatures and batch key; `_offer` explains the names."""
     other, low = os.urandom(32), b"\1" + bytes(31)
     yield 1, "it has more than 16777216 bytes", {"first": " " * (1 << 24)}
@@ -393,6 +395,6 @@ def _envelopes() -> Iterator[Row]:
     yield 4, "its batch_key is in upper case (4.1)", {"envelope": {"batch_key": str.upper}}
     yield 3, "the coordinator signed with a key that is not pinned", {"coordinator": other}
     yield 3, "the coordinator signed the bytes without their label", {"label": b""}
-    yield 4, "the shuffler signed with a key that is not pinned", {"shuffler": other}
+    yield 4, "the key of the shuffler is not pinned (13.9)", {"shuffler": owner.impostor}
     yield 4, "the shuffler signed another batch key", {"signed_key": other}
     yield 23, "the batch key, 1, is a point of low order", {"shown_key": low, "signed_key": low}

@@ -70,6 +70,7 @@ class Owner:
     )
     coordinator: bytes = field(default_factory=partial(os.urandom, 32), repr=False)
     shuffler: bytes = field(default_factory=partial(os.urandom, 32), repr=False)
+    impostor: bytes = field(default_factory=partial(os.urandom, 32), repr=False)
     analyzer: KeyPair = field(default_factory=KeyPair.generate)
     second: KeyPair = field(default_factory=KeyPair.generate)
     token: str = field(default_factory=lambda: os.urandom(32).hex(), repr=False)
@@ -130,6 +131,16 @@ class Owner:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one step. ``section`` names a section of docs/protocol.md."""
+
+    ok: bool
+    step: str
+    section: str
+    detail: str
+
+
 class MistakeError(ValueError):
     """A client's mistake: a section of docs/protocol.md, and what was expected and seen."""
 
@@ -181,15 +192,24 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
     expected += "; with dummies, see 10" * (d.trust == "central")
+    if d.word_bits:
+        own = (d.message_bytes - KEY_BYTES) * 8 // d.word_bits
+        seen = f"{(d.message_bytes - KEY_BYTES + size - d.report_bytes) * 8 // d.word_bits} words"
+        expected = f"E and {own} words, in a seal of 48" + "; see 5.4" * (d.support is not None)
     return f"expected {d.report_bytes} bytes ({expected}); seen {size} bytes, {seen}"
 
 
 def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> str:
-    """Returns `wrong_size` for the first report of a wrong size between the ids of ``leases``."""
+    """Returns `wrong_size` for the first report of a wrong size between the ids of ``leases``.
+
+    Returns "" if all sizes are right, as far as the ids are found.
+    """
     ids = [form for lease in leases for form in (bytes.fromhex(lease), lease.encode())]
-    places = [at for each in ids if (at := body.find(each)) >= 0]
-    sizes = [end - at - 16 for at, end in pairwise([*sorted(places), len(body)])]
-    return wrong_size(d, next((size for size in sizes if size != d.report_bytes), len(body)))
+    places = sorted(at for each in ids if (at := body.find(each)) >= 0)
+    starts = places if places[:1] == [0] else [0]  # otherwise, no id begins the first frame
+    sizes = [end - at - 16 for at, end in pairwise([*starts, len(body)])]
+    frame = 16 + d.report_bytes
+    return next((wrong_size(d, size) for size in sizes if (size + 16) % frame), "")
 
 
 def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:

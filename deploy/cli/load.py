@@ -45,7 +45,7 @@ from riffle.deploy.output import (
     progress,
     table,
 )
-from riffle.deploy.owner import BatchKeys, MistakeError, Owner, open_report
+from riffle.deploy.owner import BatchKeys, Finding, MistakeError, Owner, open_report
 from riffle.experiments.presets import customize, preset
 
 SEARCH = "start at --rate and search for the largest rate that a new network carries"
@@ -246,7 +246,7 @@ def check_report_command(
     emit_findings(_check_report(keys, sealed), output)
 
 
-def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[conformance.Finding]:
+def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
     A number of ones is wrong if a correct client has it, or one more extreme, at `ERROR_RATE`.
@@ -255,15 +255,15 @@ def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[conformance.Findin
     try:
         counts = open_report([(keys, sealed)], set())[: layout.counters]
     except MistakeError as mistake:
-        yield conformance.Finding(False, "seals", *mistake.args)
+        yield Finding(False, "seals", *mistake.args)
         return
     detail = f"all open, each with its own ephemeral key; {d.padding.messages} messages"
-    yield conformance.Finding(True, "seals", "3.4", detail)
+    yield Finding(True, "seals", "3.4", detail)
     (bits, p), data = report_check.noise_bits(d), layout.cells
     ones, most = int(counts.sum()), int(counts.max())
     law = report_check.binomial(bits * layout.counters, p)
     likely = min(law[: ones + 1].sum(), law[max(0, ones - data) :].sum()) > report_check.ERROR_RATE
     detail = f"{ones} ones of counters; expected about {bits * p * layout.counters:.4g} of noise"
-    yield conformance.Finding(bool(likely), "noise", "7", f"{detail}, up to {data} of data")
+    yield Finding(bool(likely), "noise", "7", f"{detail}, up to {data} of data")
     detail = f"at most {most} ones of a counter; expected up to {1 + bits}"
-    yield conformance.Finding(most <= 1 + bits, "counters", "7", detail)
+    yield Finding(most <= 1 + bits, "counters", "7", detail)

@@ -22,9 +22,9 @@ from riffle.common.protocol import verification
 from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.deploy import offers
-from riffle.deploy.conformance import Finding, Recorder, serving, session
+from riffle.deploy.conformance import Recorder, serving, session
 from riffle.deploy.offers import FAULTS, FULL, SEVERAL, Case, Offer, good_offer
-from riffle.deploy.owner import Owner
+from riffle.deploy.owner import Finding, Owner
 from riffle.node_client import trust
 from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
