@@ -347,7 +347,8 @@ def session(
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
     is_stuck, untried = any(offer.mistakes for offer in good), []
-    for case, offer in zip(cases, good, strict=True):
+    pairs = zip(cases, good, strict=True)
+    for case, offer in sorted(pairs, key=lambda pair: pair[0].fault != offers.LARGE):
         if is_stuck and not (offer.leases or offer.mistakes):
             untried.append(case.name)
             continue

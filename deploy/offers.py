@@ -61,7 +61,7 @@ SHUT, BEYOND, LACKING = "a user refused", "a slot beyond n", "an answer without 
 WIDE, WRONG_LEASES = "words of 32 bits", {STRANGER, BEYOND, LACKING}
 FAULTS: tuple[str, ...] = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED)
 FAULTS = (*FAULTS, BLANKS, AWAY, ZIPPED, EMPTY, STATUS, SHUT, BEYOND, LACKING)
-FULL, SEVERAL, LARGE = "256 counters", "3 noise bits", "4000 users, so little noise"
+FULL, SEVERAL, LARGE = "256 counters", "3 noise bits", "100000 users, so little noise"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
 WIDE_NOISE: Json = {"noise": {"bits": 5_000, "p_numerator": 1, "p_log2": 1}, "word_bits": 32}
 CHANGES = {SEVERAL: SEVERAL_BITS, OVER: {"episode_seconds": 3}, WIDE: WIDE_NOISE}
@@ -199,7 +199,7 @@ def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
     fields |= {"trust": case.trust, "aggregation": case.aggregation, "families": case.families}
     supports = {FULL: _support(0, 1, 2, 3, full=8), SEVERAL: _pruned(_support(0, 1))}
     fields |= {"support": supports.get(case.fault, _support(0, 1)) if case.support else None}
-    n = fields["episodes"] = 4_000 if case.fault == LARGE else REPORTS
+    n = fields["episodes"] = 100_000 if case.fault == LARGE else REPORTS
     spec, key = RunSpec(**(fields | changes)), (owner.analyzer, owner.second)[case.fault == ROTATED]
     issuer = Issuer(SHUFFLER_ID, key.public.hex, time.time, spec.dishonest_fraction)
     deployment = Deployment(0, "manual", MIXTURE, n, case.layer)

@@ -23,7 +23,7 @@ from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.deploy import offers
 from riffle.deploy.conformance import Recorder, serving, session
-from riffle.deploy.offers import FAULTS, FULL, SEVERAL, Case, Offer, good_offer
+from riffle.deploy.offers import FAULTS, FULL, LARGE, SEVERAL, Case, Offer, good_offer
 from riffle.deploy.owner import Finding, Owner
 from riffle.node_client import trust
 from tests.deploy.cli.calls import riffle
@@ -110,6 +110,7 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "mask reused": ([SUMS], "8 of 50 words right, and the first other one is 8"),
     "whole hash": ([SMALL], "made with all 32 bytes"),
     "hash of hexadecimal": ([SMALL], "made with the key in hexadecimal"),
+    "slots filled at random": ([Case("lean", fault=LARGE)], "Do dummies fill unneeded slots"),
     "compressed answers": ([SMALL], "'Accept-Encoding: identity'; seen gzip"),
     "retry at once": ([Case(layer=1, support=True, fault=BUSY)], "only after Retry-After"),
     "noise shared by rewards": ([WHOLE] * 2, "same counter but for its r: how often both"),

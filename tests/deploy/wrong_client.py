@@ -34,7 +34,7 @@ from riffle.common.protocol.descriptor import (
 from riffle.common.protocol.errors import RemoteError
 from riffle.common.protocol.hpke import LABEL_MESSAGE, LABEL_REPORT
 from riffle.common.protocol.signatures import LABEL_KEY_ID, key_id
-from riffle.deploy import owner
+from riffle.deploy import offers, owner
 from riffle.node_client.environments.tabular import MDPDocument, TabularEnvironment
 from riffle.node_client.episode import run_episode
 from riffle.node_client.trust import Demands, accept
@@ -156,7 +156,7 @@ class WrongClient:
         if self.mistake == "user asked twice" and self.asked:
             users = self.asked[:1] + self.users[: n - 1]
         else:
-            users = self.users[:n]
+            users = self.users[: min(n, offers.REPORTS)]
         body = json.dumps({"users": users}).encode()
         reply = self._post(f"{batch_id}/leases", body).json()
         named = {each["user"] for each in reply["leases"] + reply["refused"]}
@@ -290,6 +290,9 @@ class WrongClient:
         if self.mistake == "other order of counters":
             table = np.arange(layout.counters).reshape(*layout.shapes["joint"])
             return table.transpose(1, 0, 2, 3, 4).copy().reshape(-1).argsort()[data]
+        if self.mistake == "slots filled at random":
+            free = np.random.default_rng().integers(layout.counters, size=layout.data_slots)
+            return np.concatenate([data, free[data.size :]])
         return data + 1 if self.mistake == "indices from 1" else data
 
     def _noise(self, layout: CounterLayout, noise: Noise, slot: int) -> Ints:
