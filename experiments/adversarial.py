@@ -208,7 +208,10 @@ class Channel:
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
     def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """Adds an episode; returns noisy N(x,a,x') (H, W, A, W), noisy N(x,a) (H, W, A), and E."""
+        """Adds an episode's visits. Returns the noisy N(x,a,x') and N(x,a), and a bound E on the noise.
+
+        Their shapes are (H, W, A, W) and (H, W, A), for layers of at most W states.
+        """
         layers, pairs = self._layers, self._layers.pair_count
         self._t += 1
         sigma = np.concatenate((visited.sum(axis=-1)[layers.pairs], visited[layers.cells]))

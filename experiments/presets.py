@@ -107,8 +107,8 @@ def customize(
     ``parameters`` are for the environment. ``options`` replace constants of the learner; the
     options ``homogeneous`` and ``support`` change the declaration. ``changes`` are fields of the
     spec, and None leaves a field as it is. A learner or environment may be in a file, as
-    ``path/file.py:name``, or a Python object. A preset with the papers' constants declares no
-    structure.
+    ``path/file.py:name``, or a Python object. With the papers' constants, a preset ignores the
+    environment's declared support and homogeneity.
 
     Raises ValueError, with the field's name, if a value is out of range. Raises LocalError
     ``invalid-spec`` if the environment does not exist or refuses a parameter.

@@ -9,9 +9,10 @@ have e'. The likelihood ratio of the two populations is
 
 **Numbers**: the papers' encoding taken literally (paper 000, section V). A user sends z = bit +
 noise, one number for each counter. If all other users have bit 0, the largest possible number
-exposes a user with bit 1. No finite epsilon covers this event. The product cannot run this
-encoding, so the views are drawn from their exact law. Let f be the noise's mass function. The
-likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over all n numbers.
+exposes a user with bit 1. No finite epsilon covers this event. Riffle has no code for this
+encoding, so what the analyzer sees is drawn from its exact distribution. Let f be the noise's mass
+function. The likelihood ratio of bit 1 to bit 0 on a counter is the mean of f(z - 1) / f(z) over
+all n numbers.
 """
 
 import math

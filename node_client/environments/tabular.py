@@ -284,7 +284,10 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the next occupancy's law (S, 2^C), given each channel's chance (S, C) to be busy."""
+    """Returns the probabilities (S, 2^C) of which channels are busy next.
+
+    ``busy_chance`` (S, C) has the probability that a channel is busy next.
+    """
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 

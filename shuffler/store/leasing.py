@@ -202,8 +202,8 @@ def _reported_elsewhere(
 ) -> set[str]:
     """Returns each lease in ``lease_ids`` if its user has reported with another lease.
 
-    A live lease is its user's newest lease. If all leases of a group are live or have reported,
-    their users are therefore not looked up.
+    A user with a live lease has not reported with another one. So the users of a group are looked
+    up only if some lease of the group is neither live nor reported.
     """
     doubtful = {name for name, group in groups.items() if not (accepting and group.all_live(now))}
     if not doubtful:

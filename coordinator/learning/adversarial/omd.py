@@ -305,9 +305,10 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """Adds the derivatives of one pair's row p to `into` and `across`.
+    """Adds one pair's part of two derivatives (see the caller) to `into` and `across`.
 
-    Only the free cells of p can change; among them, the derivative is diag(p) - p p^T / sum p.
+    Only the free cells of the pair's row p can change. Among them, the derivative is
+    diag(p) - p p^T / sum p.
     """
     total = 0.0
     for y in range(n):

@@ -86,8 +86,8 @@ class SDPPE:
     """A `Learner` that runs SDP-PE (paper 000).
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets. Raises
-    LearnerError if K is too small for a stage, or if constants contradict each other. A fine batch
-    has `fine_batches` * L_b episodes.
+    LearnerError if K is too small for a stage, or if constants contradict each other. The fine
+    batch of stage b has `fine_batches` times the L_b episodes of its crude batches.
     """
 
     fine_batches = 2

@@ -64,9 +64,9 @@ def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
 
 
 def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int = 2) -> Schedule:
-    """Cuts K episodes of horizon H into stages, the first of length `first_stage`.
+    """Cuts K episodes of horizon H into stages. Stage b has (1 + `fine`) L_b episodes.
 
-    A stage has (1 + `fine`) L_b episodes. Raises LearnerError if K is too small for one stage, or
+    L_b is `first_stage` in the first stage. Raises LearnerError if K is too small for one stage, or
     if the stages would never fill K.
     """
     if first_stage < 1 or not constants.growth >= 1:
