@@ -214,16 +214,16 @@ class Recorder:
         used, again = request.headers.get(wire.BATCH_KEY_HEADER), "expected the same request again"
         if request.url.query:
             offer.note("13.1", f"{again}; seen a redirection followed")
-        if time.monotonic() < offer.busy_until:
+        if time.monotonic() < offer.busy_until and _is_repeated(offer, body):
             offer.note("13.3", f"{again} only after Retry-After: 1; seen it before")
         if request.headers.get("Content-Type") != wire.OCTETS:
             offer.note("13.2", f"expected an upload with Content-Type {wire.OCTETS}")
         if used not in {key_id(key.public) for key in offer.keys}:
             why = self.owner.key_id_mistake([key.public for key in offer.keys], used or "")
-            expected = f"expected the batch key's id in {wire.BATCH_KEY_HEADER}"
-            offer.note("13.2", f"{expected}; seen {used}{why}")
+            expected = f"expected the batch key's id in {wire.BATCH_KEY_HEADER}; seen"
+            offer.note("13.2", f"{expected} {used}{why}")
         elif used != key_id(offer.keys[-1].public):
-            if any(offer.uploads.get(lease) for lease, _ in _frames(offer, body)):
+            if _is_repeated(offer, body):
                 offer.note("13.7", "expected the new key's id after outdated-key; seen the earlier")
             raise RemoteError("outdated-key", "the batch has another key now")
 
@@ -281,6 +281,11 @@ def _frames(offer: Offer, body: bytes) -> list[tuple[str, bytes]]:
     return [(lease, bytes(report)) for lease, report in zip(leases, sealed, strict=True)]
 
 
+def _is_repeated(offer: Offer, body: bytes) -> bool:
+    """Returns whether an upload has a report of a lease whose report was sent before."""
+    return any(offer.uploads.get(lease) for lease, _ in _frames(offer, body))
+
+
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
     """Compares a report with its lease's earlier one (same batch key) and other leases' reports."""
     if lease not in offer.leases:
@@ -323,20 +328,18 @@ def session(
 ) -> Iterator[Finding]:
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
-    A bad offer counts as refused if the client fetches its descriptor and requests no slot, also
-    not after all good batches are over, while it lists the rest again for ``grace`` seconds. The
-    session ends earlier after ``idle`` seconds without lease request or upload, or after
-    ``longest`` seconds.
+    A bad offer counts as refused if the client looks at it and takes no slot, also not while it
+    lists batches for ``grace`` seconds after all good batches are over. The session also ends after
+    ``longest`` seconds, or ``idle`` seconds without lease request or upload.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]
     recorder.offers = {offer.batch_id: offer for offer in (*bad, *good)}
     while not recorder.is_over():
-        now, looks = time.monotonic(), [offer.looked_at for offer in bad]
-        is_done = all(offer.over for offer in good) and recorder.polls > 1
-        if is_done and now > max(recorder.changed_at, *looks, 0.0) + grace:
-            break
-        if now > min(end, recorder.changed_at + idle):
+        now, looks = time.monotonic(), [o.looked_at for o in bad if o.looked_at < math.inf]
+        is_quiet = recorder.polls > 1 and now > max(recorder.changed_at, *looks, 0.0) + grace
+        is_done = is_quiet and all(offer.over for offer in good)
+        if is_done or now > min(end, recorder.changed_at + idle):
             break
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
@@ -357,7 +360,7 @@ def session(
         if not mistakes:
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
     wrong = [Finding(False, "all batches", *fault.args) for fault in pooled_faults(pooled)]
-    yield from wrong or [Finding(True, "all batches", "6", "policies and reward bits are right")]
+    yield from wrong or [Finding(True, "all batches", "6", "all draws are right")] * bool(pooled)
     why = "not tried, because of mistakes in other batches"
     yield from (Finding(False, name, "13", why) for name in untried)
 

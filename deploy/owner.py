@@ -209,7 +209,7 @@ def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> st
     starts = places if places[:1] == [0] else [0]  # otherwise, no id begins the first frame
     sizes = [end - at - 16 for at, end in pairwise([*starts, len(body)])]
     frame = 16 + d.report_bytes
-    return next((wrong_size(d, size) for size in sizes if (size + 16) % frame), "")
+    return next((wrong_size(d, size) for size in sizes if size < 0 or (size + 16) % frame), "")
 
 
 def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:

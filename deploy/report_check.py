@@ -1,8 +1,8 @@
 """Compares the reports of a batch with their law, and names a client's mistakes. No I/O.
 
-The law is the reports' distribution for a correct client. Every statistical test is exact: in a
-whole session, a correct client fails with probability at most `ERROR_RATE`. Sections are in
-docs/protocol.md.
+The law is the reports' distribution for a correct client. Every statistical test is exact, except
+for noise that a report drops, which is rare (12.3). In a whole session, a correct client fails with
+probability at most `ERROR_RATE`. Sections are in docs/protocol.md.
 """
 
 from collections import Counter
@@ -327,13 +327,15 @@ class BatchLaw:
             hidden = p * (1 - p) ** (sizes[0] - 1) if local else 0.0
             by_noise = (1 - (1 - p) ** (bits * sizes[0])) ** len(sizes)
             more = (1 - hidden) ** len(sizes) - by_noise
-            laws = {name: binomial(n, by_noise + w[k] * more) for name, w in others.items()}
+            qs = {name: by_noise + w[k] * more for name, w in others.items()}
             q, seen = by_noise + weights[k] * more, int(matches[:, k].sum())
-            yield Test("6.1", f"reports with policy {k}", seen, binomial(n, q), laws)
             if k == 0:
                 unlike = int((matches[: n // 2 * 2 : 2, k] != matches[1::2, k]).sum())
                 name = "pairs of reports of which one has policy 0 (drawn for each report?)"
-                yield Test("6.1", name, unlike, binomial(n // 2, 2 * q * (1 - q)))
+                laws = {other: binomial(n // 2, 2 * r * (1 - r)) for other, r in qs.items()}
+                yield Test("6.1", name, unlike, binomial(n // 2, 2 * q * (1 - q)), laws)
+            laws = {other: binomial(n, r) for other, r in qs.items()}
+            yield Test("6.1", f"reports with policy {k}", seen, binomial(n, q), laws)
             sure = matches[:, k] & (matches.sum(axis=1) == 1)
             yield from self._reward_tests(counts if local else counts[sure], k)
             if not local:

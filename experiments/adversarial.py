@@ -208,7 +208,7 @@ class Channel:
         self.E_loss = _deviation(self.loss_noise, 1, 2 * pairs * self._K / delta)
 
     def counts(self, visited: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """Adds an episode's visits. Returns the noisy N(x,a,x') and N(x,a), and a bound E on the noise.
+        """Adds an episode's visits. Returns noisy N(x,a,x'), noisy N(x,a), and a bound on noise.
 
         Their shapes are (H, W, A, W) and (H, W, A), for layers of at most W states.
         """

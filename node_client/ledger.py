@@ -100,7 +100,7 @@ class Charge(Document):
 
 
 UNCHARGED = Charge()
-"""The charge of every report if the owner has no ledger."""
+"""The charge of every report if the owner has no ledger, and so takes no batch with epochs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ A transaction that must not be forgotten raises a number in the database. After 
 before anybody relies on the transaction, the number is written into a folder outside the database.
 If the database's number is below the folder's, somebody emptied the database or replaced it by an
 older copy. If a process is killed between commit and write, its next start writes the number.
+Because of this order, the folder never has a number that the database may still lose.
 
 The folder holds each number as the name of an empty file, and the highest number counts. Several
-processes may therefore share the folder without a lock.
+processes may therefore share the folder without a lock. A process may also have a folder of its
+own: it misses only what other processes changed since its process last wrote a number.
 """
 
 import os

@@ -41,6 +41,7 @@ from riffle.common.protocol.errors import LocalError
 BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
+"""PostgreSQL ends a transaction that is idle for so long, which frees a stalled replica's lock."""
 CLAIM_SECONDS = 600
 """Seconds for which a transaction may be idle after `try_claim`: a permutation takes minutes."""
 RECONNECT_SECONDS = 1.0

@@ -3,7 +3,8 @@
 ``keys.json`` holds ids, public halves and states. Every change replaces the whole file, and so is
 atomic. ``<id>.key`` holds a private half, encrypted under the storage key. An erasure is recorded
 in ``keys.json`` before ``<id>.key`` is erased. If a crash comes in between, a later call erases the
-file. Replicas share the folder, and change it under a lock.
+file. A key that is recorded as erased is never used. Replicas share the folder, change it under a
+lock, and read ``keys.json`` again after another replica has replaced it.
 """
 
 import fcntl

@@ -6,7 +6,8 @@ raises before it writes. Methods block; callers run them in threads.
 Run leases. Only one replica at a time drives a run. A lease has a fence: a number that grows by one
 whenever a holder takes the run. Every transaction of a driver first checks the fence. So a driver
 cannot change the store after another holder has taken the run. Until then, the driver may write and
-renew the lease, even if the lease's time is over. Safety does not depend on clocks.
+renew the lease, even if the lease's time is over. A late driver's calls to the shuffler may still
+arrive, but a repeated call does no harm. Safety does not depend on clocks.
 """
 
 import json

@@ -145,10 +145,12 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
 
     Adds ``capacity``: the largest carried rate (in started reports a second), whether a batch
-    filled at this rate, and a row for each rate. A carried try replaces a failed one.
+    filled at this rate, and a row for each rate. A carried try replaces a failed one. An
+    interrupted load counts only if it is the only one.
     """
-    tries = Counter(step["parameters"]["rate"] for step in steps)
-    ordered = sorted(steps, key=lambda step: step["verdict"]["limit"] == "none")
+    whole = [step for step in steps if not step.get("interrupted")] or steps
+    tries = Counter(step["parameters"]["rate"] for step in whole)
+    ordered = sorted(whole, key=lambda step: step["verdict"]["limit"] == "none")
     rates_of = {step["parameters"]["rate"]: step for step in ordered}
     failed = [rate for rate, step in rates_of.items() if step["verdict"]["limit"] != "none"]
     best = max((rate for rate in rates_of if rate not in failed), default=None)
@@ -161,7 +163,8 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     }
     beyond = started_a_second(rates_of[min(failed)]) if failed else None
     found = {"carried_a_second": carried, "not_carried": beyond, "filled": filled, "steps": rows}
-    return report | {"capacity": found}
+    interrupted = any(step.get("interrupted") for step in steps)
+    return report | {"capacity": found, "interrupted": interrupted}
 
 
 def started_a_second(summary: Summary) -> float:

@@ -4,7 +4,8 @@ The committer groups waiting writes into one transaction, because a sync to disk
 one write as for fifty. No answer leaves before the commit has returned.
 
 If a job fails, the committer rolls the whole group back and runs the group again, with a savepoint
-around each job. So only the failed job is undone.
+around each job. So only the failed job is undone. A job may run twice, and must therefore change
+nothing but the store.
 """
 
 import asyncio

@@ -225,6 +225,16 @@ def test_a_capacity_says_how_often_a_rate_was_tried() -> None:
     assert "only at its second try" in certainty(unlucky)
 
 
+def test_an_interrupted_second_try_does_not_carry_a_rate() -> None:
+    steps = [summary() | {"parameters": PARAMETERS | {"rate": rate}} for rate in (10, 20, 20)]
+    for step, limit in zip(steps, ("none", "shuffler", "none"), strict=True):
+        step["verdict"] = {"limit": limit, "stage": "", "why": ""}
+    found = capacity([*steps[:2], steps[2] | {"interrupted": True}])
+    assert found["interrupted"]
+    row = found["capacity"]["steps"]["20"]
+    assert (row["result"], row["tries"]) == ("not carried: shuffler", 1)
+
+
 def test_a_capacity_says_if_no_batch_filled() -> None:
     steps = [summary() | {"evidence": counted(60, filled=0)}]
     steps[0]["verdict"] = {"limit": "none", "stage": "", "why": ""}
