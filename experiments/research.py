@@ -322,8 +322,7 @@ def sweep(
 
     Each argument is as for `simulate`, or a list of such arguments. A dictionary of environments or
     learners gives them labels. ``out`` is a folder that stores each finished run. Later calls with
-    this folder do not repeat these runs. ``address`` is the scheduler of a Dask cluster that
-    computes the runs.
+    this folder do not repeat these runs. ``address`` is the scheduler of a Dask cluster to use.
 
     Raises the errors of `simulate`, but a batch that is too small for the guarantee is only a gap
     in the table.
