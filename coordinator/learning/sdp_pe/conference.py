@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 
 from riffle.coordinator.learning.learner import Problem
-from riffle.coordinator.learning.planning import Model, occupancy
+from riffle.coordinator.learning.planning import occupancy
 from riffle.coordinator.learning.sdp_pe.algorithm import SDPPE, Crude
 from riffle.coordinator.learning.sdp_pe.constants import PRACTICAL, Constants
-from riffle.coordinator.learning.sdp_pe.coverage import Design
+from riffle.coordinator.learning.sdp_pe.coverage import Design, largest_gap
 from riffle.coordinator.learning.sdp_pe.schedule import Stage
 
 
@@ -41,10 +41,8 @@ class ConferenceSDPPE(SDPPE):
         weights = np.full(len(pi), 1.0 / len(pi))
         visits = np.tensordot(weights, occupancy(crude.P, self.problem.d1, pi), 1)
         reached = visits > 0
-        # The value of pi in Eq. 4 of 000, with the tuples that pi reaches as Z (see `coverage`).
-        reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
-        largest = self.phi.bound(Model(crude.P, reward))
-        return Design(pi, weights, visits, reached, largest / max(int(reached.sum()), 1) - 1.0, 0)
+        gap = largest_gap(self.phi, crude.P, visits, reached)
+        return Design(pi, weights, visits, reached, gap, 0)
 
     def _worst_case(self, L_b: int, E: float) -> float:
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H

@@ -77,15 +77,23 @@ def design(
         atoms, d, w = atoms[w > NEGLIGIBLE], d[w > NEGLIGIBLE], w[w > NEGLIGIBLE]
         w = w / w.sum()
         visits = np.tensordot(w, d, 1)
-        reward = np.divide(1.0, visits, out=np.zeros_like(visits), where=reached)
-        mu = active.best(Model(P, reward))
+        mu = active.best(_steepest(P, visits, reached))
         if _gap(mu.value, reached) <= tolerance or iterations == MOST_ITERATIONS:
             break
         atoms = np.concatenate([atoms, mu.policy[None]])
         d = np.concatenate([d, occupancy(P, active.d1, mu.policy)[None]])
         w = np.append(w * (1 - 1 / len(atoms)), 1 / len(atoms))
-    gap = _gap(active.bound(Model(P, reward)), reached)
-    return Design(atoms, w, visits, reached, gap, iterations)
+    return Design(atoms, w, visits, reached, largest_gap(active, P, visits, reached), iterations)
+
+
+def largest_gap(active: ActiveSet, P: FloatArray, visits: FloatArray, reached: BoolArray) -> float:
+    """Returns `Design.gap` of a mixture with these `visits`, where `reached` marks Z."""
+    return _gap(active.bound(_steepest(P, visits, reached)), reached)
+
+
+def _steepest(P: FloatArray, visits: FloatArray, reached: BoolArray) -> Model:
+    """Returns the model in which a policy mu has the value g_pi(mu): the reward is 1 / d_pi."""
+    return Model(P, np.divide(1.0, visits, out=np.zeros_like(visits), where=reached))
 
 
 def _gap(g: FloatArray | float, reached: BoolArray) -> float:
