@@ -193,8 +193,7 @@ class Recorder:
         if held and held.lease in offer.leases.keys() - offer.reported:
             return replace(held, user=user)
         if held or not person:
-            seen = self.owner.hiding_mistake(user)
-            seen = f"one that is not on it{seen}" if not held else AGAIN
+            seen = AGAIN if held else f"one that is not on it{self.owner.hiding_mistake(user)}"
             offer.note("14", f"expected users of the list, each asked once; seen {seen}")
             return wire.Refusal(user, "user-unavailable")
         if offer.fault == offers.SHUT:

@@ -279,7 +279,7 @@ def _wrong_members(kind: type[Document], good: Json) -> Iterator[tuple[str, Json
             for fault, change in _wrong_members(nested, good[name]):
                 whole = {k: v for k, v in (good[name] | change).items() if v is not ...}
                 yield f"in its {name}, {fault}", {name: whole}
-            yield f"its {name} has an unknown member", {name: good[name] | {"comment": ""}}
+            yield f"its {name} has an unknown member", {name: good[name] | COMMENT}
 
 
 def _wrong_values(rule: Json, good: object) -> Json:

@@ -33,6 +33,7 @@ from riffle.common.protocol import hpke as seals
 from riffle.common.protocol.descriptor import LABEL_DIGEST, LABEL_MASK, BatchDescriptor, Context
 from riffle.common.protocol.hpke import KEY_BYTES, LABEL_MESSAGE, LABEL_REPORT, KeyPair
 from riffle.common.protocol.signatures import LABEL_DEPOSIT, LABEL_KEY_ID, public_key
+from riffle.common.protocol.wire import LEASE_BYTES
 from riffle.node_client.users import LABEL_USER
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
@@ -177,7 +178,10 @@ def _read_inner(keys: BatchKeys, opened: bytes) -> tuple[Ints, list[bytes]]:
     if d.word_bits:
         return _unmask(keys, opened), [opened[:KEY_BYTES]]
     messages = [opened[i : i + d.message_bytes] for i in range(0, len(opened), d.message_bytes)]
-    plain, own = list(seals.open_each(keys.analyzer, info, messages)), [m[:32] for m in messages]
+    plain, own = (
+        list(seals.open_each(keys.analyzer, info, messages)),
+        [m[:KEY_BYTES] for m in messages],
+    )
     if closed := [m for m, text in zip(messages, plain, strict=True) if text is None]:
         why = _explain(keys, closed, outer=False)
         why += "; is one ephemeral key or HPKE context used twice?" * (len({*own}) < len(own))
@@ -207,9 +211,10 @@ def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> st
     ids = [form for lease in leases for form in (bytes.fromhex(lease), lease.encode())]
     places = sorted(at for each in ids if (at := body.find(each)) >= 0)
     starts = places if places[:1] == [0] else [0]  # otherwise, no id begins the first frame
-    sizes = [end - at - 16 for at, end in pairwise([*starts, len(body)])]
-    frame = 16 + d.report_bytes
-    return next((wrong_size(d, size) for size in sizes if size < 0 or (size + 16) % frame), "")
+    frame = LEASE_BYTES + d.report_bytes
+    sizes = [end - at for at, end in pairwise([*starts, len(body)])]
+    wrong = (size - LEASE_BYTES for size in sizes if size == 0 or size % frame)
+    return next((wrong_size(d, max(size, 0)) for size in wrong), "")
 
 
 def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
@@ -230,11 +235,9 @@ def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
 
 def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
     d, own = keys.context.descriptor, opened[:KEY_BYTES]
-    words, most = (
-        np.frombuffer(opened[KEY_BYTES:], f"<u{(d.word_bits or 16) // 8}"),
-        d.noise.bits + 1,
-    )
-    mask = sums.add_masks(keys.analyzer, keys.context.mask_info, own, words.size, d.word_bits or 16)
+    bits, most = d.word_bits or 16, d.noise.bits + 1
+    words = np.frombuffer(opened[KEY_BYTES:], f"<u{bits // 8}")
+    mask = sums.add_masks(keys.analyzer, keys.context.mask_info, own, words.size, bits)
     fits = (right := words - mask) <= most
     if fits.all():
         return np.append(right, 0).astype(np.int64)
@@ -248,9 +251,8 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
     vectors += [("E at the end", last - moved)]
     seen = "another mistake (label, digest and E in the info; AES-128; counter from 0)"
     if fits.sum() > max(2, fits.size // 8):
-        seen = (
-            f"{fits.sum()} of {fits.size} words right, and the first other one is {fits.argmin()}"
-        )
+        first = fits.argmin()
+        seen = f"{fits.sum()} of {fits.size} words right, and the first other one is {first}"
     seen = next((name for name, vector in vectors if vector.max() <= most), seen)
     raise MistakeError("8.3", f"expected words of at most {most} under the mask; seen {seen}")
 

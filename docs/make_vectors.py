@@ -141,7 +141,7 @@ N = 200
 
 def ed25519(private: bytes) -> str:
     """Returns the public key, hex."""
-    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw().hex()
+    return signatures.public_key(private).hex()
 
 
 def x25519(private: bytes) -> bytes:

@@ -23,6 +23,7 @@ from riffle.common.process import endpoint
 from riffle.common.process.configuration import hex_file
 from riffle.common.protocol.descriptor import first_fault
 from riffle.common.protocol.errors import LocalError, RiffleError, foreign_answer, read_refusal
+from riffle.common.protocol.signatures import public_key
 from riffle.common.protocol.wire import Enrolment, EnrolRequest, NodeList, NodeSummary
 from riffle.common.server.at_rest import StorageCipher, replace_file
 from riffle.coordinator.batches.keys import KeyRecord, KeyRing
@@ -104,8 +105,7 @@ def _write_key_pair(folder: Path, role: str) -> None:
         fresh = Ed25519PrivateKey.generate().private_bytes_raw().hex().encode()
         replace_file(private_file, cipher.seal(fresh, "signing key"))
     private = bytes.fromhex(cipher.open(private_file.read_bytes(), "signing key").decode())
-    public = Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
-    _write(folder / "nodes" / f"{role}_key", public.hex())
+    _write(folder / "nodes" / f"{role}_key", public_key(private).hex())
 
 
 def _write_token(clear_file: Path, hash_file: Path) -> None:
