@@ -1,4 +1,4 @@
-"""What is installed is `riffle` alone, and nothing in the user's folders takes its place."""
+"""Only `riffle` is installed, and nothing in the user's folders takes its place."""
 
 import os
 import re

@@ -266,7 +266,7 @@ def test_the_coordinator_sees_at_most_the_tenths_of_an_open_batch(api: Api) -> N
 
 
 def seen_by_the_coordinator(api: Api, batch: Batch) -> list[dict[str, Any]]:
-    """What the coordinator sees of a batch, as far as it does not name the batch."""
+    """Returns the coordinator's two views of a batch, without the batch's id."""
     seen = [api.status(batch, COORDINATOR_TOKEN), record(api, batch, COORDINATOR_TOKEN)]
     return [{**one, "batch_id": ""} for one in seen]
 

@@ -81,7 +81,7 @@ LOGGED = {"note", "problem", "fatal", "debug", "info", "warning", "error", "crit
 
 
 def test_no_handler_of_all_errors_logs_an_errors_text() -> None:
-    """What may hold anything is caught as `Exception`; such an error goes to `exception` only."""
+    """A caught `Exception` may hold anything, so it goes to `exception` only."""
     files = [file for folder in riffle.__path__ for file in Path(folder).glob("*/**/*.py")]
     handlers = [
         (file, node)
@@ -116,7 +116,7 @@ def test_no_service_logs_by_other_means_than_its_journal() -> None:
 
 
 def test_the_list_of_each_journal_is_fixed() -> None:
-    """Who adds a field here has looked at what it tells of people, nodes and times."""
+    """Before you add a field here, look at what it tells of people, nodes and times."""
     lists = {
         SHUFFLER: "batch_id batches database keys listens_at messages n reports state",
         COORDINATOR: "batch_id database deployment detail failed listens_at messages n problem"

@@ -1,4 +1,4 @@
-"""What a role logs when it starts and ends."""
+"""A role logs its start and its end."""
 
 import json
 import logging
