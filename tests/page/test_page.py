@@ -123,6 +123,14 @@ def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, sma
     expect(card(page, "Throughput")).to_contain_text("acknowledging")
 
 
+def as_shown(number: float) -> str:
+    """Returns a number in three digits as the page shows it: with an exponent below 0.001."""
+    if abs(number) >= 1e-3:
+        return f"{number:.3g}"
+    digits, exponent = f"{number:.2e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
 def test_the_answer_leads_with_its_radius_and_the_next_step(
     opened: Open, operator: Operator, small: Run
 ) -> None:
@@ -140,12 +148,13 @@ def test_the_answer_leads_with_its_radius_and_the_next_step(
     expect(card.locator("#sure")).to_contain_text(f"{grade}: with probability 95 %")
     text = f"{card.get_by_role('heading').inner_text()} {card.locator('#sure').inner_text()}"
     if cut := settled and estimate > highest:
-        assert f"between {best - radius:.3g} and {best:.3g} an episode" in text
+        assert f"between {as_shown(best - radius)} and {as_shown(best)} an episode" in text
     else:
         bound = re.search(r"over ([\d.]+) more", text)
         assert bound and float(bound[1]) == pytest.approx(radius, rel=0.1)
-    worth = f"The {best:.3g} is an estimate" if settled else f"seems to earn, {best:.3g}."
-    worth = f"The best policy earns {best:.3g}" if cut else worth
+    shown = as_shown(best)
+    worth = f"The {shown} is an estimate" if settled else f"seems to earn, {shown}."
+    worth = f"The best policy earns {shown}" if cut else worth
     expect(card.locator("#sure")).to_contain_text(worth)
     step = "Use the policy" if settled else "Start a new run with more episodes"
     expect(card.locator("#next")).to_contain_text(step)
