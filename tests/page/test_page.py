@@ -125,7 +125,7 @@ def test_a_run_shows_what_the_services_say(opened: Open, operator: Operator, sma
 
 def as_shown(number: float) -> str:
     """Returns a number in three digits as the page shows it: with an exponent below 0.001."""
-    if abs(number) >= 1e-3:
+    if number == 0 or abs(number) >= 1e-3:
         return f"{number:.3g}"
     digits, exponent = f"{number:.2e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
