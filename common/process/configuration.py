@@ -102,7 +102,7 @@ class RoleSettings(BaseSettings):
 
 
 class DemandSettings(RoleSettings):
-    """Demands on every batch, which both a node's owner and a shuffler's operator set."""
+    """Demands on every batch. A node's owner and a shuffler's operator each set their own."""
 
     coordinator_key: str | None = Field(
         default=None, description="coordinator's Ed25519 public key, hex"

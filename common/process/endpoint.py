@@ -127,7 +127,7 @@ _REASONS = {
     "[SSL": "it does not speak TLS; is its address http://, or does another service have the port?",
     "Name or service not known": "its host name is unknown",
 }
-"""Maps a part of an error's text to the reason. The first part that the text contains counts."""
+"""Maps a part of an error's text to the reason. Parts are tried in this order."""
 NOBODY_LISTENS = "nothing accepts connections there; is it started, and is the port right?"
 
 
@@ -157,7 +157,7 @@ def read_answer(
 ) -> D:
     """Returns a peer's document of type ``kind`` if ``fits`` accepts the document.
 
-    Raises the error of `read_refusal`, or LocalError ``unavailable`` for any other answer.
+    For a refusal, raises the result of `read_refusal`; for all else, LocalError ``unavailable``.
     """
     status = response.status_code
     if not response.is_success:
@@ -190,7 +190,7 @@ class _Replicas(Generic[TransportT]):
     """The replicas of one service. ``transport`` sends each attempt.
 
     With ``spread``, the replicas take turns at being tried first. If a replica does not answer,
-    ``journal`` gets one line with the reason; after the replica's next answer, it may get another.
+    ``journal`` gets one line with the reason, and no more lines until the replica answers again.
     """
 
     def __init__(

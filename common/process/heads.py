@@ -2,13 +2,13 @@
 
 A transaction that must not be forgotten raises a number in the database. After the commit, and
 before anybody relies on the transaction, the number is written into a folder outside the database.
-If the database's number is below the folder's, somebody emptied the database or replaced it by an
-older copy. If a process is killed between commit and write, its next start writes the number.
-Because of this order, the folder never has a number that the database may still lose.
+The folder therefore never has a number that the database may still lose. If the database's number
+is below the number in the folder, somebody emptied the database or replaced it by an older copy.
+If a process is killed between commit and write, its next start writes the number.
 
 The folder holds each number as the name of an empty file, and the highest number counts. Several
-processes may therefore share the folder without a lock. A process may also have a folder of its
-own: it misses only what other processes changed since its process last wrote a number.
+processes may therefore share the folder without a lock. If a process has its own folder instead,
+the folder reveals no loss of changes that other processes made after the folder's last number.
 """
 
 import os
@@ -44,7 +44,7 @@ class HeadFolder:
             raise LocalError("unavailable", f"cannot write the head: {error.strerror}") from error
 
     def file(self, number: object) -> Path:
-        """Returns the file that stands for a number."""
+        """Returns the file whose name holds a number."""
         return self.folder / f"{quote(self.name, safe='')}.head.{number}"
 
     def _numbers(self) -> list[int]:

@@ -19,7 +19,7 @@ from riffle.common.protocol.errors import RiffleError, one_line
 
 Value = str | float
 FRAMES = 3
-"""The number of innermost places in the code that are logged for an error."""
+"""The number of a traceback's innermost places that are logged for an error."""
 
 _ERROR_FIELDS = frozenset({"error", "where", "method", "route"})
 

@@ -368,7 +368,7 @@ def serialize(descriptor: BatchDescriptor) -> bytes:
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed`` with the field."""
+    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed``, naming the field."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:
@@ -380,7 +380,7 @@ def parse(data: bytes) -> Context:
 
 
 def _check_members(members: list[tuple[str, Any]]) -> None:
-    """Refuses an object that has a member twice: another parser may take its other value."""
+    """Refuses an object with a repeated member: parsers differ in which of its values they take."""
     if len(dict(members)) < len(members):
         raise RemoteError("malformed", "descriptor: an object has a member twice")
 

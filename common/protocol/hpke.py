@@ -94,7 +94,7 @@ def open_histogram(
     """Opens N concatenated messages; raises ValueError if the last one is not whole.
 
     Returns a histogram (counters + 1,): the number of messages of each index, dummies last. Also
-    returns the positions of messages that did not open, or whose index is above the dummy's.
+    returns the positions of messages that did not open, or whose index is above ``counters``.
     """
     size = OVERHEAD + width
     if len(sealed) % size:

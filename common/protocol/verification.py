@@ -60,8 +60,8 @@ def check_epoch(descriptor: BatchDescriptor, shortest: int | None, now: float) -
     """Raises RemoteError ``epoch-refused`` unless the batch's epoch is allowed here and now.
 
     ``shortest`` is the shortest epoch that is allowed here, in seconds. If ``shortest`` is None, a
-    user may only report once in a lifetime. Epochs after the next are refused: if batches of many
-    epochs were open at once, a person could report in all of them on one day.
+    user may only report once in a lifetime. Epochs after the next epoch are refused: if batches of
+    many epochs were open at once, a person could report in all of them on one day.
     """
     seconds, epoch = descriptor.epoch_seconds, descriptor.epoch
     if seconds is None or epoch is None:

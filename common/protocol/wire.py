@@ -15,7 +15,7 @@ from riffle.common.protocol.errors import RemoteError
 LEASE_BYTES = 16
 MAX_USERS_A_LEASE = 2_048
 MAX_NAMED = 4_096
-"""Most failed messages of a batch that the coordinator names. If more fail, it names a sample."""
+"""The most failed messages of a batch that the coordinator names: a sample, if more fail."""
 OCTETS = "application/octet-stream"
 SIGNATURE_HEADER = "Riffle-Signature"
 BATCH_KEY_HEADER = "Riffle-Batch-Key"
@@ -32,8 +32,8 @@ DECLINE_SECONDS = 20
 class _Item:
     """Base of items that occur by the thousand in a document.
 
-    Parsing is as strict as for a `Document`. Constructors check nothing, and items are not frozen,
-    because both would cost more than all other processing of the item.
+    Parsing is as strict as for a `Document`. Constructors check nothing, and items are not frozen:
+    checks and freezing would cost more than all other processing of an item.
     """
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class _Item:
 
 
 class ShufflerIdentity(Document):
-    """The answer of ``GET /v1/identity``: to compare with a pinned identity, never to pin."""
+    """The answer of ``GET /v1/identity``. Compare it with a pinned identity, and never pin it."""
 
     shuffler_id: Name
     public_key: Hex32
@@ -51,7 +51,7 @@ class OpenBatch(Document):
     """An open batch.
 
     ``free_slots`` is rounded up to a multiple of ceil(n / 10), but is at most n. If n is below 100,
-    it is 0 or n.
+    ``free_slots`` is 0 or n.
     """
 
     batch_id: Hex16

@@ -2,9 +2,9 @@
 
 A file is ``MAGIC || nonce (12 bytes) || ciphertext and tag``. Each file has a name that says what
 it holds, such as "signing key". The file's key is HKDF-SHA256 of the storage key's 32 random bytes,
-with this name in ``info``. Nonces therefore need to differ only among versions of one file, and one
-file cannot replace another. Without a storage key, files are in clear, which suits only a
-demonstration on one machine.
+with this name in ``info``. Because each file has its own key, nonces need to differ only among
+versions of one file, and no file opens in place of another file. Without a storage key, files are
+in clear, which suits only a demonstration on one machine.
 """
 
 import os
@@ -40,10 +40,10 @@ class StorageCipher:
         return MAGIC + nonce + _cipher(self._key, name).encrypt(nonce, data, MAGIC + name.encode())
 
     def open(self, data: bytes, name: str) -> bytes:
-        """Returns the data that `seal` turned into a file's bytes under the same ``name``.
+        """Decrypts a file's bytes, which `seal` made with the same ``name``; returns the data.
 
-        Raises LocalError ``invalid-spec`` if the key is wrong or missing. Also refuses a file in
-        clear if there is a key, so that nobody without the key can slip in a file.
+        Raises LocalError ``invalid-spec`` if the key is wrong or missing. If there is a key, also
+        refuses a file in clear: otherwise, anybody without the key could slip in a file.
         """
         if self._key is None:
             if is_sealed(data):

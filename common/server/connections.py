@@ -1,11 +1,11 @@
 """Bounds the connections on which the server waits for a request.
 
 A request's head has a largest size and a deadline. If too many connections have no request under
-way, the server closes the one that has waited longest. Therefore open connections keep no new
-caller out. A stranger is a caller who has not sent a valid token yet. TLS takes much memory, so
-over TLS the bound for strangers is smaller. A stranger's TLS connection may live for at least
-`GRACE_SECONDS`, and new connections wait until an old one may be closed. There is no bound per
-address: a proxy's address may stand for many honest callers.
+way, the server closes the connection that has waited longest. Nobody can therefore keep new callers
+out by opening many connections. A stranger is a caller who has not sent a valid token yet. TLS
+takes much memory, so over TLS the bound for strangers is smaller. Over TLS, the server lets each
+stranger wait for at least `GRACE_SECONDS`, and meanwhile accepts no connection beyond the bound.
+There is no bound per address: many honest callers may share a proxy's address.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from riffle.common.protocol.errors import MEDIA_TYPE, RemoteError
 from riffle.common.server.settings import ServerSettings
 
 LINGER_SECONDS = 1.0
-"""Time for a peer to read a refusal, or to end its TLS session. Idle clients never end it."""
+"""Time for a peer to read a refusal, or to end its TLS session. An idle peer never ends it."""
 GRACE_SECONDS = 1.0
 PAUSE_SECONDS = 0.02
 MAX_PIPELINED = 16
@@ -35,7 +35,7 @@ _SILENT = logging.Logger("lifespan", logging.CRITICAL)
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol with bounded heads, made for a connection before its TLS handshake."""
+    """uvicorn's protocol with bounded heads. It exists before its connection's TLS handshake."""
 
     def __init__(self, server: "_Server", accepted: socket.socket) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
@@ -76,7 +76,7 @@ class _Protocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Passes on a piece of a body, without a copy if the app has taken all earlier pieces.
 
-        uvicorn would copy each piece twice. Adding a piece to empty `bytes` gives the piece itself.
+        uvicorn would copy each piece twice. Adding a piece to empty `bytes` makes no copy.
         """
         self._pending = 0
         if self.cycle is not None:

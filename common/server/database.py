@@ -41,7 +41,7 @@ from riffle.common.protocol.errors import LocalError
 BUSY_SECONDS = 10
 LOCK_SECONDS = 20
 IDLE_SECONDS = 10
-"""PostgreSQL ends a transaction that is idle for so long, which frees a stalled replica's lock."""
+"""PostgreSQL ends a transaction that is idle for longer, and so frees a stalled replica's lock."""
 CLAIM_SECONDS = 600
 """Seconds for which a transaction may be idle after `try_claim`: a permutation takes minutes."""
 RECONNECT_SECONDS = 1.0
@@ -144,8 +144,8 @@ def write_number(connection: Connection, meta: Table, key: str, value: int) -> N
 class Head(HeadFolder):
     """The head of the store called ``name``. ``meta`` is the store's table of named numbers.
 
-    ``accepted`` is the value of the operator's setting ``variable``; see `start`. `start` calls
-    ``on_accept`` in the transaction that accepts an older database. ``forgotten`` says what such a
+    ``accepted`` is the value of the operator's setting called ``variable``. If `start` accepts an
+    older database, it calls ``on_accept`` in the same transaction. ``forgotten`` says what an older
     database lacks, and ``url_variable`` is the setting that names the database. ``trouble`` says
     why nothing may be written any more.
     """
@@ -162,8 +162,8 @@ class Head(HeadFolder):
     def advance(self, connection: Connection) -> int:
         """Increments the database's number in this transaction; the caller must `write` the result.
 
-        If the old number is below the folder's, this and all later calls raise LocalError
-        ``unavailable``.
+        If the old number is below the number in the folder, this call and all later calls raise
+        LocalError ``unavailable``.
         """
         number = self._read(connection)
         if self.trouble is None and number < self.written():
@@ -179,9 +179,9 @@ class Head(HeadFolder):
     def start(self, connection: Connection) -> int:
         """Returns the number in a database that is being opened; the caller must `write` it.
 
-        If the number is below the folder's, raises LocalError ``unavailable``, unless the
-        operator's setting equals the folder's number. Then the database gets the next number, so
-        the setting works only once.
+        If the number is below the number in the folder, raises LocalError ``unavailable``. But if
+        ``accepted`` equals the number in the folder, gives the database the next number instead.
+        The operator's setting therefore works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:
@@ -310,7 +310,7 @@ def _prepare_sqlite(engine: sa.Engine) -> None:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer takes the lock at once: after a read, SQLite may refuse it to a transaction.
+        # A writer takes the lock at once: SQLite may refuse it to a transaction that has read.
         writes = connection.get_execution_options().get(_WRITES, False)
         if writes and opened and not _is_in_place(str(engine.url.database), opened[0]):
             # SQLite would go on writing to the deleted file, and everything would be lost.

@@ -37,7 +37,7 @@ LATENCY_BUCKETS = (
 
 LEAST_FREE_BYTES = 64 << 20
 MOST_SKEW_SECONDS = 30.0
-"""Far below the life of a batch, and far above the error of a clock that NTP keeps."""
+"""This is far below the life of a batch, and far above the error of a clock that is set by NTP."""
 
 
 def start_at_zero(metric: Counter | Gauge, labels: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class RequestMetrics:
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
     def show_certificate(self, file: Path | None) -> None:
-        """Shows when a PEM certificate ends. Ignores a bad file, which `service.serve` refuses."""
+        """Exports when a PEM certificate ends. Ignores a bad file: `service.serve` refuses it."""
         with suppress(OSError, ValueError):
             if file is not None:
                 certificate = load_pem_x509_certificate(file.read_bytes())
@@ -100,7 +100,7 @@ class RequestMetrics:
 def matched_route(scope: Scope) -> tuple[str, str] | None:
     """Returns the method and path template of a request's route, or None if there is no route.
 
-    Without a route, the method and path are texts of the caller, which must not be logged.
+    Without a route, the caller chose the texts of method and path, so they must not be logged.
     """
     route, method = scope.get("route"), str(scope["method"])
     if route is None or method not in route.methods:
@@ -187,9 +187,9 @@ def clock_skew(date: str | None, now: datetime) -> float | None:
 
 
 def clock_trouble(skew: float | None) -> str | None:
-    """Says that ``skew``, the seconds by which the shuffler's clock is ahead, is too large.
+    """Returns a sentence about a clock skew that is too large, or None if it is allowed or unknown.
 
-    Returns None if the skew is allowed or not known.
+    ``skew`` is the number of seconds by which the shuffler's clock is ahead.
     """
     if skew is None or abs(skew) <= MOST_SKEW_SECONDS:
         return None

@@ -58,7 +58,7 @@ _FIELDS = {
 }
 ANY_CALLER = ("internal", "too-many-requests", "too-slow", "head-too-large")
 ANY_TOKEN = (*ANY_CALLER, "unauthorized", "unavailable")
-"""`ANY_CALLER`: problems of all routes. `ANY_TOKEN`: of the routes with a token and a store."""
+"""`ANY_CALLER`: problems of all routes. `ANY_TOKEN`: problems of routes with token and store."""
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -206,9 +206,9 @@ async def bearer_token(request: Request) -> str:
 
 
 def token_of(*callers: str) -> params.Depends:
-    """Returns the dependency that gives a route its caller's token, as `bearer_token` does.
+    """Returns a dependency that passes the result of `bearer_token` to a route.
 
-    OpenAPI then shows that the route takes tokens of ``callers``. The route itself must check this.
+    OpenAPI shows that the route takes tokens of ``callers``, but the route must check the token.
     """
     dependency: params.Depends = Depends(bearer_token)
     for name in callers:
@@ -222,7 +222,7 @@ def token_of(*callers: str) -> params.Depends:
 
 
 def hold(url: str) -> None:
-    """Keeps other services off a SQLite file until this process ends; else does nothing.
+    """If ``url`` names a SQLite file, keeps other services off the file until this process ends.
 
     Raises LocalError ``unavailable`` if another process holds the file.
     """
@@ -279,7 +279,7 @@ def serve(
 
 
 class _Outermost:
-    """ASGI middleware that dates answers, reports the start, and keeps the error of a failed start.
+    """ASGI middleware that sets the date of answers, reports the start, and keeps a startup error.
 
     The date is the time at which an answer begins. uvicorn's own date is the time of the request:
     after a long poll, a peer would mistake the wait for clock skew.

@@ -123,7 +123,7 @@ class ServerSettings(RoleSettings):
         return self.hex_value("operator_token_hash").hex()
 
     def metrics_hash(self) -> str | None:
-        """Returns the hash of the token that may read only the metrics, if there is one."""
+        """Returns the hash of the token that may read only the metrics, or None if it is unset."""
         no_file = self.metrics_token_hash_file is None
         return None if no_file else self.hex_value("metrics_token_hash").hex()
 
@@ -135,7 +135,7 @@ class ServerSettings(RoleSettings):
             raise LocalError("invalid-spec", detail)
 
     def check_test_entry(self) -> None:
-        """Raises LocalError if other machines could reach the test entry."""
+        """Raises LocalError if seeded batches are accepted and other machines could connect."""
         if self.test_entry and not is_loopback(self.host):
             variable = f"{self.prefix()}TEST_ENTRY"
             raise LocalError("invalid-spec", f"{variable} needs a loopback HOST, not {self.host}")

@@ -46,15 +46,15 @@ def _compile_is_one_of(element: _IsOneOf, compiler: SQLCompiler, **options: obje
 
 
 def is_one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bool]:
-    """Returns the condition that the column's value is in the list of texts ``parameter``."""
+    """Returns the condition that a column's value is in the list that ``parameter`` will hold."""
     return _IsOneOf(column, sa.bindparam(parameter, type_=_Names()))
 
 
 def unindexed(column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Returns the column's text for a condition that must not use an index.
+    """Returns the column's text in a form for which the database uses no index.
 
-    SQLite has no statistics here, so it would use this column's index and read all rows of a batch.
-    It should use the index on the column that `is_one_of` compares with a list.
+    Use this beside an `is_one_of` on another column, whose index leads to fewer rows. SQLite has no
+    statistics here, so it could choose this column's index and read all rows of a batch.
     """
     return column.concat(sa.literal_column("''"))
 
