@@ -22,8 +22,8 @@ constant 96 in place of the exact distribution.
 Binomial(bits * counters, p) be the number of 1-bits before any are dropped. Let M be the mechanism
 with unlimited slots, which is (epsilon, beta_c)-DP, and M' the mechanism that drops noise. If M and
 M' draw the same noise, their outputs differ only if some user's S exceeds noise_slots. Data has
-slots of its own, so on *every* input this probability is at most eta = n Pr[S > noise_slots]. Hence
-for neighbours D, D' and any set E
+slots of its own, so on *every* input the outputs differ with probability at most
+eta = n Pr[S > noise_slots]. Hence for neighbours D, D' and any set E
 
     Pr[M'(D) in E] <= Pr[M(D) in E] + eta
                    <= e^epsilon Pr[M(D') in E] + beta_c + eta
@@ -84,7 +84,7 @@ class Losses:
 
 
 def support(N: int, p: float) -> tuple[int, int]:
-    """Returns the first and last outcome of Binomial(N, p) that are not left out."""
+    """Returns the first and last outcome of Binomial(N, p) that `binomial_losses` keeps."""
     D, mean = TAIL_EXPONENT, N * p
     width = D / 3.0 + math.sqrt(D * D / 9.0 + 2.0 * mean * (1.0 - p) * D)
     return max(0, math.floor(mean - width)), min(N, math.ceil(mean + width))
@@ -135,7 +135,7 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """On each side, moves the longest tail whose mass is at most `budget` to `dropped`.
+    """On each side, cuts the longest tail of mass at most `budget`. Adds its mass to `dropped`.
 
     A tail of tiny mass at huge loss would dominate the bounds on the errors.
     """

@@ -215,7 +215,7 @@ def _too_long(request: _Request, padding: Padding, max_messages: int) -> Calibra
 def _smallest_batch(request: _Request, max_messages: int) -> int | None:
     """Returns the smallest n with at most max_messages messages a report; None if above 10^12.
 
-    A report gets shorter as n grows, except for jumps of about one slot, so a smaller n may fit.
+    Small jumps in the length of a report may make the answer slightly too large.
     """
 
     def fits(n: int) -> bool:
@@ -260,7 +260,7 @@ def paper_noise(n: int, tau: int) -> Noise:
 
 @lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
-    """Returns flips with the least f that makes a report (epsilon, beta)-DP against all readers.
+    """Returns flips with the least f that makes a report itself (epsilon, beta)-DP.
 
     Raises CalibrationError if epsilon is too small.
     """
@@ -298,7 +298,7 @@ def calibrate_central(cells: int, counters: int, epsilon: float, beta: float) ->
 
 @lru_cache(maxsize=4096)
 def _least_ratio(cells: int, epsilon: float, beta: float) -> int:
-    """Returns the least q 2^32 with which `Steps` of `cells` moves each way are (epsilon, beta)-DP.
+    """Returns q 2^32 for the least q at which ``Steps(q, cells)`` are (epsilon, beta)-DP.
 
     The search is over the scale b, where q = exp(-1 / b), because epsilon is almost a power of b.
     """

@@ -7,7 +7,7 @@
 * Sequential (`repeated_user_guarantee`): a user appears in several batches, whose losses add up.
   All their moves are composed exactly. The deployment of a batch may depend on earlier results,
   because one distribution dominates the batch's loss in every case (Zhu, Dong and Wang 2022,
-  Theorem 10). Only the n and the noise of each batch must be fixed beforehand. beta also pays for
+  Theorem 10). Only each batch's n and noise must be fixed beforehand. beta also pays for
   dropped noise: (1 + e^epsilon) times the batches' total `overflow`.
 * One batch of each group (`one_of_each_guarantee`): a user appears in one batch of each group, but
   nobody knows in which. A group is, for example, the batches of an epoch.
@@ -72,9 +72,9 @@ def _composed(moves: tuple[AnyMoves, ...], beta: float, overflow: float) -> floa
 def one_of_each_guarantee(groups: Sequence[Collection[BatchEvent]], beta: float) -> Guarantee:
     """Returns the guarantee at beta for a user who reports once in one batch of each group.
 
-    The guarantee is the weakest over all choices of batches. If more than MOST_CHOICES choices are
-    left, basic composition gives a valid but larger epsilon: the sum of each group's largest
-    epsilon at beta / len(groups).
+    The guarantee is the weakest over all choices of batches. If there are more than MOST_CHOICES
+    choices, basic composition is used. Its epsilon is valid but larger: the sum over groups of the
+    largest epsilon in the group, at beta / len(groups).
     """
     groups = [_not_dominated(group) for group in groups if group]
     choices: set[tuple[BatchEvent, ...]] = {()}

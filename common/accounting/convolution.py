@@ -169,7 +169,7 @@ def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
 
 
 def choose_tilt(parts: Sequence[Part], delta: float) -> float:
-    """Returns the tilt t at which Chernoff's bound on P(loss > mean under t) is about delta."""
+    """Returns the tilt at which Chernoff's bound on Pr[loss > tilted mean loss] is about delta."""
     target = math.log(1.0 / delta)
     variance = cumulants(parts, 0.0)[2]
     if variance <= 0.0:

@@ -1,7 +1,7 @@
 """Searches for the least noise that the accountant accepts for a guarantee (epsilon, beta).
 
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
-Let noise of variance sigma^2 be added to a vector of L2 sensitivity S. The result is (epsilon,
+Let Gaussian noise of variance sigma^2 be added to a vector of L2 sensitivity S. This is (epsilon,
 delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) -
 epsilon sigma / S) <= delta. Replacing a user raises `cells` counters by one and lowers `cells` by
 one, so S = sqrt(2 cells).
@@ -19,7 +19,7 @@ from riffle.common.accounting.loss_curve import VARIANCE_CAP, Moves, epsilon
 from riffle.common.mechanism.parameters import MAX_P_LOG2
 
 FINE, COARSE = 20, 14
-"""A search ends when its bracket is one unit wide, or 2^-FINE (for p, 2^-COARSE) of the answer."""
+"""Each is a ``resolution`` of `smallest`: FINE for bits and scales, COARSE for probabilities."""
 
 PREDICTIONS = 12
 """The number of trials that follow predictions before plain bisection takes over."""
@@ -58,7 +58,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root or the nearer end, by bisection: loading `scipy.optimize` takes 0.2 s."""
+    """Returns the root, clipped to [low, high]. Importing `scipy.optimize` would take 0.2 s."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle
@@ -92,7 +92,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
     """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP.
 
-    Returns None if p = 1/2 does not give it.
+    Returns None if even p = 1/2 gives less privacy.
     """
     scale = 2**MAX_P_LOG2
     start = min(max(1, math.ceil(guess * scale)), scale // 2)

@@ -6,7 +6,7 @@ moves up and `cells` moves down (`binomial`). Fewer moves are a post-processing 
 
 One delta must bound Pr[M(D) in E] - e^epsilon Pr[M(D') in E] for the mechanism M, all neighbours D
 and D', and any set E of outputs. Exchanging D and D' turns every move up into a move down, and
-every move down into a move up. The numbers of both are equal, so one delta covers both directions.
+every move down into a move up. There are `cells` of each, so the delta stays the same.
 Moves up and down have different losses, so composing 2 * cells moves up would be wrong.
 
 `convolution` works on a grid, with transforms of length M. Every error is counted on the safe side:
@@ -273,7 +273,7 @@ class Composition:
     first: int
 
     def curve(self, bound: Bound) -> Curve:
-        """Undoes the tilt, and adds every error in the direction that the bound needs."""
+        """Returns the curve without tilt, with all errors added in the direction of the bound."""
         convolved, sign = self.convolved, SIGNS[bound]
         loss, error = convolved.loss, convolved.error
         above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))

@@ -53,7 +53,7 @@ def add_noise(histogram: Ints, noise: CentralNoise, randomness: Randomness) -> I
 
 
 def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> Ints:
-    """Returns one draw for each counter (counters,); nothing is rounded."""
+    """Returns one draw of noise for each counter (counters,), from the exact distribution."""
     match noise:
         case Laplace():
             up, down = (_geometric(noise.numerator, counters, randomness) for _ in range(2))
@@ -71,7 +71,7 @@ def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
 def _geometric(numerator: int, size: int, randomness: Randomness) -> Ints:
     """Returns geometric draws G (size,): Pr[G >= k] = q**k with q = numerator / 2**32.
 
-    Each draw is the number of random words before the first that is at least ``numerator``.
+    Each draw is the number of random words before the first word that is at least ``numerator``.
     """
     draws = np.zeros(size, dtype=np.int64)
     going = np.arange(size)

@@ -14,10 +14,10 @@ step h, without rewards.
 Counters are in the order (family, h, x, a, x'), row-major; in ``joint`` (h, x, a, x', r). The
 dummy, which counts nothing, is the index after the last counter.
 
-The environment's owner may declare a support: the possible transitions. Then only what the support
-allows has a counter. The support is public and must never come from people's episodes. The report
-of an episode outside the support has noise only, so the guarantee holds even if the declaration is
-false.
+The environment's owner may declare a support: the possible transitions. Transitions outside the
+support then have no counters. The support is public and must never come from people's episodes. The
+report of an episode outside the support has noise only, so the guarantee holds even if the
+declaration is false.
 """
 
 import math
@@ -41,7 +41,7 @@ Successors = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """X states, A actions, H steps. Raises ValueError if one is below 1."""
+    """X states, A actions, H steps. Raises ValueError if a number is below 1."""
 
     X: int
     A: int
@@ -153,7 +153,7 @@ class CounterLayout:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Each family's array shape, in the order of the counters, with or without a support."""
+        """Each family's array shape, in the order of the counters. A support changes no shape."""
         X, A, hs = self.sizes.X, self.sizes.A, self.layers
         if self.families == "joint" and self.layer is None:
             return {"joint": (hs, X, A, X, 2)}
@@ -181,7 +181,7 @@ class CounterLayout:
 
     @property
     def dummy(self) -> int:
-        """The index that a dummy message carries."""
+        """The index in a dummy message."""
         return self.counters
 
     @property
@@ -191,7 +191,7 @@ class CounterLayout:
 
     @property
     def cells(self) -> int:
-        """The most counters that replacing one user can increase, or can decrease, by one.
+        """The most counters that grow by one if one user is replaced; as many may fall by one.
 
         An episode increments at most one counter for each family and step in scope. The accountant
         relies on this number (`common.accounting.account`).

@@ -90,7 +90,7 @@ class Flips:
 
     @property
     def term(self) -> float:
-        """Bernstein's b (`BatchNoise`): the most that a debiased bit can differ from its mean."""
+        """Bernstein's b (`BatchNoise`): the largest distance of a debiased bit from its mean."""
         return (1.0 - self.f) / (1.0 - 2.0 * self.f)
 
     def mean(self, n: int) -> float:

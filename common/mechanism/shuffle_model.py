@@ -74,9 +74,9 @@ def encode(
 def permutation(size: int, randomness: ByteSource) -> Ints:
     """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
 
-    The probability that 2**24 keys are not all different is below 2**-81; this bounds the bias. The
-    sort is over 64-bit words: a key's first bits, then the key's index. The few keys with equal
-    first bits are then sorted by all 128 bits.
+    Only equal keys bias the permutation. Among 2**24 keys, two are equal with probability below
+    2**-81. The sort is over 64-bit words: a key's first bits, then the key's index. The few keys
+    with equal first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)
     index = np.uint64((1 << (size - 1).bit_length()) - 1)
