@@ -63,7 +63,7 @@ from riffle.shuffler.waiting import metered
 
 MAX_WAIT_SECONDS = 30
 MAX_REQUESTS_AT_ONCE = 8_192
-"""Most requests at once, over all callers. At most half of them are long polls."""
+"""The most requests under way at once, over all callers. At most half of them are long polls."""
 
 D = TypeVar("D", bound=Document)
 
@@ -140,7 +140,7 @@ async def deposit(batch_id: Hex16, request: Request, token: CoordinatorToken) ->
 async def list_batches(
     request: Request, token: NodeToken, query: Annotated[BatchListQuery, Query()]
 ) -> Response:
-    """Lists open batches. With ``accepting``, waits for and lists only batches with free slots."""
+    """Lists open batches. With ``accepting``, waits for free slots and omits full batches."""
     async with node_of(request, token):
         core = shuffler_of(request)
         batches = await core.open_batches(wait=query.wait, accepting=query.accepting)
@@ -208,7 +208,7 @@ async def status(
 
 @router.get("/v1/deposits", dependencies=[CoordinatorOnly])
 async def deposits(core: Core) -> wire.Deposits:
-    """Lists the ids of open batches, for a coordinator that may run on an older store."""
+    """Lists the ids of open batches, for a coordinator whose store may be an older copy."""
     return wire.Deposits(open=tuple(await core.batches.tidied(batch_rows.open_ids, core.now)))
 
 

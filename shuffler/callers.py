@@ -56,7 +56,7 @@ async def node_of(request: Request, token: str) -> AsyncIterator[str]:
 
 
 COORDINATOR_OR_OPERATOR = ("coordinator", "operator")
-"""Callers of the routes that coordinator and operator share. The coordinator is told less."""
+"""Callers of shared routes, which tell the coordinator less than the operator."""
 
 
 def visible_status(status: BatchStatus, caller: str) -> BatchStatus:

@@ -109,7 +109,7 @@ class Shuffler:
     # Nodes
 
     async def open_batches(self, *, wait: float, accepting: bool) -> list[wire.OpenBatch]:
-        """Returns the open batches; with ``accepting``, waits until one has free slots."""
+        """Returns open batches. With ``accepting``, waits for free slots and omits full batches."""
         if not accepting:
             return (await self._open.get()).batches
         listing = await self.changes.poll(
@@ -170,7 +170,7 @@ class Shuffler:
     async def _open_reports(
         self, batch: batch_rows.Batch, leases: list[str], sealed: list[memoryview]
     ) -> tuple[list[Frame], ReportCipher | None]:
-        """Opens every outer seal.
+        """Opens every outer seal; returns the frames, and the cipher that will encrypt the reports.
 
         If the batch is not open any more, or its secret is lost, opens none and returns no cipher.
         """
@@ -235,7 +235,7 @@ class Shuffler:
         await self._store.write_for_good(lambda _: None)
 
     async def measure(self) -> list[CollectorRegistry]:
-        """Updates the gauges. Returns all registries, or only those whose values are known."""
+        """Updates the gauges. Returns the registries, without the store's if it is out of reach."""
         try:
             await self.ready()
             self.metrics.requests.ready.set(1)

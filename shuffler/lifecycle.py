@@ -202,8 +202,8 @@ class BatchLifecycle:
         ``failed`` lists messages by their places in the order of the hand-over. The coordinator
         claims, without proof, that these messages did not open or named no counter. No answer,
         check, status, record or time may depend on who sent these messages, so that the coordinator
-        learns nothing. Blame has no automatic effect, because a dishonest coordinator may name any
-        messages.
+        learns nothing. The counts have no automatic effect, because a dishonest coordinator may
+        name any messages.
 
         Raises RemoteError ``malformed`` if ``failed`` is not an ascending list of messages' places.
         In a batch of sums, nothing can fail, so ``failed`` must be empty.
@@ -247,7 +247,7 @@ class BatchLifecycle:
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up every batch that has lost its secret; returns how many others need their secret.
+        """Gives up each batch whose secret is lost. Returns how many batches still need a secret.
 
         Raises LocalError ``unavailable`` if a secret exists but cannot be read.
         """
@@ -304,7 +304,7 @@ class BatchLifecycle:
 
 
 def _same(present: SignedDescriptor, data: bytes) -> SignedDescriptor:
-    """Returns ``present``; refuses other ``data``: a second descriptor could tell nodes apart."""
+    """Returns ``present``. Refuses other ``data``: nodes must not get different descriptors."""
     if present.descriptor.encode() != data:
         raise RemoteError("descriptor-conflict", "this batch id already has another descriptor")
     return present

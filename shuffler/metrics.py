@@ -10,10 +10,10 @@ accepted once it is stored, and held until its hand-over. A batch without a hand
 reports.
 
 The coordinator sees every message. The accountant does not cover who was slow, late or refused, so
-the coordinator must not learn this as well. Its record (`for_coordinator`) of a full batch has only
-what follows from state, n and L. Its record of an open or abandoned batch shows at most how many
-tenths of n have reported, if a tenth is ten reports or more. This number of tenths changes at most
-once in `REFRESH_SECONDS`.
+the coordinator must not learn this. Its record (`for_coordinator`) of a full batch has only what
+follows from state, n and L. If n is at least 100, its record of an open or abandoned batch shows
+how many tenths of n have reported. This number of tenths changes at most once in
+`REFRESH_SECONDS`.
 
 **The log** has only the fields of `JOURNAL`, which name no node, user, lease or slot. A log of who
 sent something when would undo the shuffle for anyone who reads the log.

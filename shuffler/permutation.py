@@ -4,8 +4,8 @@ The permutation sorts 128-bit numbers from an AES-256-CTR keystream
 (`common.mechanism.shuffle_model.permutation`). The keystream's 32-byte key is drawn from the
 system's CSPRNG when the batch is deposited.
 
-Reports enter in the order of their slots, whatever their order of arrival. After a crash, secret
-and reports therefore give the same bytes again, so the permuted bytes need never be stored.
+Reports enter in the order of their slots, whatever their order of arrival. After a crash, a new
+permutation therefore has the same bytes, so the permuted bytes need never be stored.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Keystream:
-    """AES-256-CTR as a source of random bytes. A key makes one stream: use it for one purpose."""
+    """AES-256-CTR as a source of random bytes. A key has one stream: use each key only once."""
 
     def __init__(self, key: bytes) -> None:
         self._encryptor = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()

@@ -154,7 +154,7 @@ def for_coordinator(status: BatchStatus) -> BatchStatus:
     """Returns the coordinator's part of a status, without numbers that change with every report.
 
     The coordinator also sees every message, so it must not learn when people report. ``declined``
-    shows why nodes decline, but not which or how many. No single report changes this field.
+    shows why nodes decline, but not which nodes or how many. No single report changes this field.
     """
     return BatchStatus(
         batch_id=status.batch_id,
@@ -171,7 +171,7 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     ``lapses`` has three numbers: how many leases expired without a report, and when the first and
     the last of these leases expired. An owner with more than one lapse for every `REPORTS_A_LAPSE`
     reports must wait, so that others can take the slots. An owner who never sends a report waits 1,
-    3, 7, ... times a lease's life. With an endless wait, one crash could end a batch of few owners.
+    3, 7, ... times a lease's life. The wait ends, because a batch may need every one of its owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0
@@ -188,8 +188,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
-    has a live lease elsewhere. The refusal is the same in both cases, and is given only to a node
-    that has room. A node that tries out ids may therefore spend a slot on each id.
+    has a live lease elsewhere. The refusal does not tell which. Only a node that has room learns
+    whether a user is barred: to try out an id, the node must risk a slot.
     """
     if room.free_slots < 1:
         return "batch-full"

@@ -1,6 +1,6 @@
 """Settings of the shuffler: environment variables ``RIFFLE_SHUFFLER_*``, checked at start.
 
-Keys and hashes are hexadecimal. A variable with the ending ``_FILE`` names a file that holds one.
+Keys and hashes are hexadecimal. A variable with the ending ``_FILE`` names a file with the value.
 """
 
 import math

@@ -20,7 +20,7 @@ IDLE_RECHECK_SECONDS = 5.0
 """Seconds until all other waiters check again. Their check also ends a batch that has expired."""
 
 CHECKS_A_SECOND = 200
-"""Most checks a second of all waiters together. If many wait, each checks less often."""
+"""The most checks a second by all waiters together. If many wait, each waiter checks less often."""
 
 
 class Budget:
@@ -71,7 +71,7 @@ class Budget:
 
 
 def metered(request: Request, take: Callable[[int], None]) -> Request:
-    """Returns the request so that reading its body calls ``take`` with the size of each piece."""
+    """Returns a request with the same body. Each read of a piece calls ``take`` with its size."""
 
     async def receive() -> Message:
         message = await request.receive()

@@ -272,8 +272,8 @@ def count_leased(connection: Connection, batch_id: str, now: int) -> int:
 def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list[int]:
     """Returns five numbers about the leases of an owner's nodes in a batch.
 
-    They are live leases without a report, reports, lapsed leases, and times of the first and last
-    lapse.
+    They are the numbers of live leases without a report, of reports and of lapsed leases, and the
+    times of the first and the last lapse.
     """
     values = {"batch": batch_id, "owner": owner, "now": now}
     return [int(value or 0) for value in connection.execute(_HOLDING, values).one()]

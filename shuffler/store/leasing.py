@@ -156,7 +156,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Encrypts and stores the accepted reports; counts all others. Raises as `lease_slots`."""
+    """Encrypts and stores accepted reports; counts others. Raises the errors of `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]
@@ -200,7 +200,7 @@ def _reported_elsewhere(
     *,
     accepting: bool,
 ) -> set[str]:
-    """Returns each lease in ``lease_ids`` if its user has reported with another lease.
+    """Returns the leases in ``lease_ids`` whose users have reported with another lease.
 
     A user with a live lease has not reported with another one. So the users of a group are looked
     up only if some lease of the group is neither live nor reported.

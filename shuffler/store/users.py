@@ -4,9 +4,9 @@ A user belongs to the owner of the node that named the user. The store knows use
 the same id at another owner is another user. Owners can therefore neither find nor lock out the
 users of other owners.
 
-A user has one row for all epochs. The newest lease shows whether the user has reported. After a
-report, only a lease of a later epoch replaces this lease, and the row then keeps the end of the
-report's epoch. The row and the newest lease outlive their batch.
+A user has one row for all epochs. The newest lease shows whether the user has reported. Once the
+newest lease has a report, only a lease of a later epoch replaces it. The row then keeps the end of
+the report's epoch. The row and the newest lease outlive their batch.
 
 A node's token has 256 random bits, and only its SHA-256 is kept. A revoked node stays in the store,
 so its users cannot report twice.
@@ -126,7 +126,7 @@ def set_newest_leases(
 ) -> None:
     """Stores the newest lease of each user, given as (user, lease).
 
-    A user who is not among the ``existing`` ones counts once toward the node's quota.
+    A user who is not in ``existing`` counts once toward the node's quota.
     """
     known = [
         (lease, existing[user].barred_until, user) for user, lease in leases if user in existing
@@ -192,7 +192,7 @@ def authenticate(connection: Connection, token: str) -> str:
 def lock_node(connection: Connection, node_id: str) -> tuple[str, int]:
     """Locks a node's row; returns its owner, and how many more distinct users the node may name.
 
-    Because of the lock, every write after a revocation notices it and raises ``unauthorized``.
+    Because of the lock, every write after the node's revocation raises ``unauthorized``.
     """
     row = connection.execute(_LOCKED, {"node": node_id}).one_or_none()
     if row is None or row.revoked_at is not None:
