@@ -9,8 +9,8 @@ the same variance. At large epsilon, p = 1/2 is better nevertheless.
 **Shuffle, paper.** Paper 000 (section V, proof of Lemma 10) has epsilon' = epsilon / (3 H), beta' =
 beta / (H X A) and tau = 96 log(2 / beta') / epsilon'^2. If n <= tau, each user adds ceil(tau / n)
 fair bits to every counter. If n > tau, each user adds one bit with p = tau / (2 n). The papers
-split epsilon as if replacing one user changed one counter in each layer and family. In fact it
-changes two. But the constant 96 is so large that the exact guarantee is far below epsilon.
+split epsilon as if replacing one user changed one counter in each layer and family. In fact two
+counters change. But the constant 96 is so large that the exact guarantee is far below epsilon.
 
 **Shuffle, conference.** Paper 003, section V, has the same noise with beta' = beta.
 

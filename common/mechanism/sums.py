@@ -17,8 +17,8 @@ are pseudorandom to it. Shuffler and analyzer together can read every vector. Th
 facts:
 
 1. *One sum a batch*, over all n reports. Two sums over sets that differ in one user would reveal
-   that user's vector. The analyzer never needs a sum that leaves a bad report out, because any 32
-   bytes count as a key E and have a mask.
+   that user's vector. The analyzer can use a sum even if some reports are bad, because any 32 bytes
+   count as a key E and have a mask.
 2. *A fresh key pair for every report*. Two vectors under one mask would show their difference.
 3. *No copies.* The shuffler refuses a second report with the same E, because a copied report would
    count a user twice.

@@ -1,7 +1,7 @@
 """Addresses of services: URLs, clients' TLS, token hashes, and failover between replicas.
 
 A setting may list the addresses of a service's replicas, separated by commas. A request that one
-replica does not answer is sent to the next, because every request in Riffle may be repeated. An
+replica does not answer goes to the next replica: every request in Riffle may be repeated. An
 address that failed is avoided for a while; this time doubles with each further failure. An answer
 with a 5xx status is returned as it is, and the next request goes to another replica.
 """

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def process_pool(workers: int) -> ProcessPoolExecutor:
-    """Returns a pool of worker processes for cryptography, which holds the GIL."""
+    """Returns a pool of worker processes. Cryptography holds the GIL, so threads would not help."""
     return ProcessPoolExecutor(workers, mp_context=SPAWN, initializer=initialize_worker)
 
 

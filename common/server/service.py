@@ -195,7 +195,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def bearer_token(request: Request) -> str:
-    """Returns the request's bearer token; raises RemoteError ``unauthorized`` without one.
+    """Returns the request's bearer token; raises RemoteError ``unauthorized`` if there is none.
 
     This is a coroutine function because FastAPI would run a plain function in a thread.
     """

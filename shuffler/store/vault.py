@@ -6,8 +6,8 @@ file is gone, any reports left in the database are ciphertext without a key, and
 recompute the permutation.
 
 The shuffler opens a report's outer seal once, on arrival. The reports of an upload are then
-encrypted together (AES-256-GCM), under a key derived from the batch's secret. This encryption
-protects the reports as well as their outer seals did.
+encrypted together (AES-256-GCM), under a key derived from the batch's secret. Stored reports are
+therefore as secure as reports under their outer seals.
 """
 
 import hmac
