@@ -1,7 +1,7 @@
 """Adds up the weighted counts of several batches. A model is estimated from the sum.
 
-Batch i has n_i episodes. Let m be the number of visits that a rule expects, and sigma_i^2 the
-variance of the noise on each transition count of batch i. The rule gives the batch's weight w_i:
+Batch i has n_i episodes, and noise of variance sigma_i^2 on each transition count. There are two
+rules for the batch's weight w_i. They use the expected number of visits m:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a). Here d_i is the
@@ -140,7 +140,7 @@ class Counts:
     possible: BoolArray
 
     def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
-        """Applies Eq. 7, then the add-on if wanted (`postprocess`). E is in weighted counts."""
+        """Applies Eq. 7, then the add-on if wanted (`postprocess`). E is the sum's precision."""
         return consistent(self.transitions, self.visits, E, add_on=add_on, possible=self.possible)
 
 
@@ -160,7 +160,7 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
     """Adds k (H, X, A) pseudo-visits to counts T (..., H, X, A, X), but only to possible ones.
 
-    Pseudo-visits are spread over x' as the visits of (x, a) are when all steps are taken together.
+    Pseudo-visits are spread over x' in proportion to the counts of (x, a), summed over all steps.
     """
     total = T.sum(axis=-4, keepdims=True)
     row = total / np.maximum(total.sum(axis=-1, keepdims=True), 1e-9)

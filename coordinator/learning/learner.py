@@ -46,7 +46,7 @@ class Problem:
     `d1` (X,) is the start distribution. K counts episodes. (epsilon, beta) is the guarantee of one
     user. `delta` is the probability that the confidence statements fail. `support` and
     `homogeneous` are the environment's declaration: its possible transitions, and whether all steps
-    are alike. `seed` keys the learner's own random draws.
+    are alike. `seed` is the seed of the learner's own draws.
     """
 
     sizes: Sizes
@@ -159,7 +159,7 @@ class Learner(Protocol):
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Takes the current deployment's counts. Returns the stage's result if they end the stage.
 
-        Raises LearnerError if nothing is deployed, or if the counts have another n or layer.
+        Raises LearnerError if nothing is deployed, or if n or the layer of the counts is wrong.
         """
 
     def summary(self) -> LearnerSummary:

@@ -26,7 +26,7 @@ transpose of B. The projection is linear and unbiased:
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
-If visits have counters of their own (families `paper`), these visits first correct c.
+If visits have counters of their own (families `paper`), c is first corrected by these counts.
 
 **Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). These
 tuples lead to the state x-dagger, which earns 0:
@@ -47,7 +47,7 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
 def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """Projects rows c (..., X) by Eq. 7: n >= 0, and sums within `tolerance` of `total` (...).
+    """Projects rows c (..., X) by Eq. 7 to n >= 0 with sums within `tolerance` of `total` (...).
 
     Raises ValueError if the tolerance E/4 is negative or the shapes disagree.
     """
@@ -81,8 +81,8 @@ def consistent(
 ) -> ConsistentCounts:
     """Applies Eq. 7, then the add-on: each (x, a) gets E/2, split evenly over its `possible` x'.
 
-    Takes transitions (..., X, A, X), visits (..., X, A), and E in counts. Without `add_on`, counts
-    are only projected: they are unbiased up to clipping, but may be below the true counts.
+    The shapes are (..., X, A, X) for transitions and (..., X, A) for visits. Without `add_on`,
+    counts are only projected: unbiased up to clipping, but perhaps below the true counts.
     """
     mask = np.ones(transitions.shape[-1:], dtype=np.bool_) if possible is None else possible
     tuples = mask.sum(axis=-1, keepdims=True)
@@ -216,7 +216,7 @@ def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
 
 
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
-    """Returns P~ from consistent counts (..., X, A, X). In W and without visits, P~ is 0."""
+    """Returns P~ from consistent counts (..., X, A, X). P~ is 0 in W and in rows without visits."""
     visits = transitions.sum(axis=-1, keepdims=True)
     rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
     return np.where(W, 0.0, rows)

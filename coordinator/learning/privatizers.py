@@ -8,8 +8,8 @@ draws of `noise`. The noise has mean zero, and a known bound (`AdditiveNoise.dev
 4 of 000, Assumption 2.3 of 004).
 
 There are two calibrations. `paper` is the papers' Laplace noise, taken literally; `paper_guarantee`
-is the epsilon that this noise really gives. `tight` is the least noise for which we can prove
-(epsilon, beta)-DP: Laplace for few counters, Gaussian for many. Two populations are neighbours if
+is the epsilon that this noise really gives. `tight` is the least noise with a proof of (epsilon,
+beta)-DP: Laplace for few counters, Gaussian for many. Two populations are neighbours if
 one user is replaced by another. Replacing a user lowers one entry and raises another, each by at
 most one, in every counter family at every step.
 
@@ -19,8 +19,8 @@ of 2^j contributions and ends at a multiple of 2^j. S_t has one block for each b
 
     t = 2^{j_1} + 2^{j_2} + ... (j_1 > j_2 > ...),   S_t = block_{j_1} + block_{j_2} + ....
 
-Each block gets noise once, when it is complete. The variant adds fresh draws until S_t carries one
-for each level. The noise on S_t then has the same law for all t (Assumption 3.2 of 004).
+Each block gets noise once, when it is complete. The variant adds fresh draws until S_t has one
+draw for each level. The noise on S_t then has the same law for all t (Assumption 3.2 of 004).
 
 A contribution is in at most one block of each level with 2^j <= T (`tree_levels`). A learner of K
 episodes needs S_1..S_{K-1}, because policy k uses users i < k. Hence T = K - 1.
@@ -146,7 +146,7 @@ def noise_of_draw(
 
 
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
-    """Returns the epsilon that `paper` really gives, central or local: Delta_1 / (3 H) epsilon.
+    """Returns the epsilon that `paper` really gives for any Privatizer: Delta_1 / (3 H) epsilon.
 
     Delta_1 is the L1 norm of `sensitivity`, for all families together. With three families of
     counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. Under full information, with two families of

@@ -7,8 +7,8 @@ learner reads supplied values. They give the exact pseudo-regret after deploymen
 
 where n_j is the number of episodes executed for deployment j. A run's bands cover the run itself
 and all comparable runs. A comparable run has the same spec, except for id and seeds, and has
-executed no fewer episodes. Within one deployment, regret is taken as linear in the episodes and
-value as constant.
+executed no fewer episodes. Bands assume that, within one deployment, regret grows linearly with
+the episodes and the value is constant.
 """
 
 from collections.abc import Sequence
@@ -96,6 +96,6 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns the half width of a mean's interval: ``count`` >= 2 values of deviation ``sd``."""
+    """Returns half a mean's interval, for ``count`` >= 2 values with standard deviation ``sd``."""
     half: FloatArray = special.stdtrit(count - 1, (1 + LEVEL) / 2) * sd / np.sqrt(count)
     return half

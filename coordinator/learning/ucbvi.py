@@ -189,7 +189,7 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 @compiled
 def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
-    """Adds an episode to exact counts (X, pairs), R, N (pairs,); updates P^ (rows), r^ (means)."""
+    """Adds an episode to exact `counts`, R and N. Updates P^ in `rows` and r^ in `means`."""
     pairs, X = len(N) // len(episode), len(rows)
     for h in range(len(episode)):
         i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]
@@ -203,7 +203,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns noise (AT_ONCE, C) as from `AdditiveNoise.draw`. NumPy is fastest in large draws."""
+    """Returns noise (AT_ONCE, C) like `AdditiveNoise.draw`. NumPy is fastest in large draws."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal
@@ -213,7 +213,7 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Writes `total`, the sum of t contributions, with noise to `released` (`BinaryMechanism.add`).
+    """Sets `released` to `total`, the sum of t contributions, plus noise (`BinaryMechanism.add`).
 
     `blocks` (levels, C) has the noise of the last block of each level. `noise` (C,) is the noise of
     the block that contribution t completes.

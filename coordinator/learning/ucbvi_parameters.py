@@ -31,8 +31,8 @@ A bonus is called `paper` or `practical`:
 
   Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise. The paper's last term
   contains the minimum of H^2 and a number that is larger for every N of interest.
-- `practical`: Bernstein's bonus with estimated variances, plus, to first order, a multiple of the
-  standard deviation of the noise in r~ + P~ V:
+- `practical`: Bernstein's bonus with estimated variances, plus a multiple of the standard
+  deviation, to first order, of the noise in r~ + P~ V:
 
     b = bonus_scale (sqrt(iota (Var_{P^} V_{h+1} + r^ (1 - r^)) / N) + iota (H - h) / N)
       + noise_scale sqrt(iota (sigma_T^2 sum_x' (V(x') - P~ V)^2 + sigma_R^2)) / N,
@@ -60,8 +60,8 @@ class Bonus:
     """A bonus by name, and its constants. Only `practical` uses the constants.
 
     `bonus_scale` multiplies the bonus for sampling, and `noise_scale` multiplies the bonus for
-    privacy noise. For rewards and bonuses, but not for transitions, a pair's visits count as at
-    least `least_visits` standard deviations of their noise. So noise alone does not make a rarely
+    privacy noise. In rewards and bonuses, but not in transitions, each visit count is raised to at
+    least `least_visits` standard deviations of its noise. So noise alone does not make a rarely
     visited pair look rewarding. The defaults are the same for all environments, learners and
     epsilons. They were chosen once from small grids with epsilon = 1, over five environments.
     """

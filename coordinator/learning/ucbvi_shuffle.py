@@ -22,8 +22,8 @@ noise on the visits to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseu
 all steps are declared to be alike, counts are summed over steps instead.
 
 **Bonus.** v_T is the variance of the noise on a weighted sum of transition counts. v_R is the
-variance of the noise on a weighted sum of rewards. N counts visits and pseudo-visits, and is taken
-as at least max(s, 1):
+variance of the noise on a weighted sum of rewards. N is the number of visits and pseudo-visits, or
+max(s, 1) if that is larger:
 
     b_h(x, a) = sqrt(sum_x' v_T (V_{h+1}(x') - P^ V_{h+1})^2 + v_R) / N + sqrt(1 / (4 N)).
 

@@ -58,9 +58,9 @@ class Counts:
 class Box:
     """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
 
-    Padding successors have the bounds [0, 0]. Padding states are never reached; in their rows,
-    existing successors have [0, 1]. `widened` (H, W, A) is each row's shift s (see the module),
-    zero if the row was not widened.
+    Successors that do not exist have the bounds [0, 0]. States that do not exist are never reached;
+    their other bounds are [0, 1]. `widened` (H, W, A) is each row's shift s (see the module), zero
+    if the row was not widened.
     """
 
     lower: FloatArray

@@ -126,7 +126,7 @@ def uniform_policy(layers: Layers) -> FloatArray:
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns how likely policies (..., H, W, A) visit each (x, a): q(x, a) in the same shape."""
+    """Returns the probability q(x, a) of each visit under `policy` (..., H, W, A), in its shape."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0

@@ -49,7 +49,7 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
-    """Returns the step for cost = eta l^ (H, W, A) from q_k (H, W, A, W), positive on all cells.
+    """Returns the step from a positive q_k (H, W, A, W) for cost = eta l^ (H, W, A).
 
     If rounding keeps the gap above GAP (as in boxes almost without interior), the search stops
     early. The answer states its gap. Raises LearnerError if the numbers are too extreme.
@@ -82,7 +82,7 @@ def start(
 ) -> tuple[Floats, Floats]:
     """Returns the arrays `problem` and `rows` that `minimise` starts with.
 
-    In ``rows``, q has q_k's policy. Its transitions are q_k's, moved well inside the box. In
+    In ``rows``, q has the policy of q_k, and the transitions of q_k moved well inside the box. In
     ``problem``, bounds that cannot bind are moved far away.
     """
     (H, W, A), i = cost.shape, 0
@@ -165,7 +165,7 @@ def minimise(
 
 @compiled
 def pull(own: int, after: int, w: int, y: Floats) -> float:
-    """Returns A^T y at one cell: y of its own state, minus y of the state that it enters."""
+    """Returns A^T y at the cell (x, a, x'): y at x, minus y at x' (0 at x_H)."""
     return float(y[own] - (y[after + w] if after >= 0 else 0.0))
 
 

@@ -279,12 +279,11 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
     """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
 
-    For step h, the blocks are
+    A subscript h means layer h. For step h, the blocks are
 
-    - `into`: layer h + 1's inflow by that layer's v;
-    - `leave`: minus layer h's outflow by that layer's v;
-    - `across`: minus layer h's outflow by layer h + 1's v, and transposed, layer h + 1's inflow by
-      layer h's v.
+    - `into`: d inflow_{h+1} / d v_{h+1};
+    - `leave`: -d outflow_h / d v_h;
+    - `across`: -d outflow_h / d v_{h+1}. Its transpose is d inflow_{h+1} / d v_h.
     """
     inflow, outflow = flows
     blocks[:] = 0.0
@@ -305,7 +304,7 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """Adds one pair's part of two derivatives (see the caller) to `into` and `across`.
+    """Adds one pair's part of two derivatives (`derivatives`) to `into` and `across`.
 
     Only the free cells of the pair's row p can change. Among them, the derivative is
     diag(p) - p p^T / sum p.
@@ -351,7 +350,7 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns ones on each layer's states, ones on padding's diagonal, and a small ridge."""
+    """Returns a sum: ones on each layer's block, ones on padding's diagonal, and a small ridge."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

@@ -276,7 +276,7 @@ class SDPPE:
         return parts
 
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """Returns a stage's estimator. Weights `visits` need a model, made by a first estimator."""
+        """Returns a stage's estimator. The rule `visits` needs a model from a first estimator."""
         estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator

@@ -41,7 +41,7 @@ class Design:
 
     `visits` (H, X, A) are the mixture's probabilities of visits under the model. `reached` (H, X,
     A) marks the tuples in Z. `gap` is at least the relative distance from the optimum of Eq. 4.
-    `iterations` counts linear steps.
+    `iterations` says how often the second step ran.
     """
 
     policies: PolicyArray
@@ -106,7 +106,7 @@ def _cover(
 ) -> tuple[PolicyArray, FloatArray]:
     """Returns a few policies and their visits d. For each tuple, some policy has d >= `best` / 10.
 
-    Linear steps find policies for uncovered tuples. If a step covers none, atoms cover the rest.
+    `active.best` finds a policy for uncovered tuples. If it covers none, atoms cover the rest.
     """
     policies, visits, uncovered = atoms[:0], d[:0], best > 0
     while uncovered.any():

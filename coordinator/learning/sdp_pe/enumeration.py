@@ -172,7 +172,7 @@ class EnumeratedPolicies:
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
-        """Returns the policy (H, X) of a flat class index: action 0 where no episode starts."""
+        """Returns a flat class index's policy (H, X), with action 0 where no episode starts."""
         digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
@@ -299,7 +299,7 @@ def visit_rewards(P: FloatArray, h: int) -> FloatArray:
 
 
 def _close_to_best(values: FloatArray, radius: float) -> tuple[BoolArray, float]:
-    """Marks values less than `radius` below the best, and the best; also returns the best value."""
+    """Marks the best value and all values above best - `radius`. Returns the mask and the best."""
     best = float(values.max())
     return (values > best - radius) | (values == best), best
 

@@ -16,9 +16,9 @@ pi_d the best policy of V_d. The radius is a high quantile, over draws, of the g
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
-If the estimate is true, the first term says how much worse its best policy may seem in a draw. If
-the draw is true, the second term says how much worse its best policy seems in the estimate. The
-policies pi_d are likely to be the best, so the next stage explores them.
+If the estimate is true, pi^ is the best policy; the first term says how much worse pi^ may seem in
+a draw. If the draw is true, pi_d is the best policy; the second term says how much worse pi_d seems
+in the estimate. The policies pi_d are likely to be the best, so the next stage explores them.
 
 pi_d is the best of all policies that take, at every (h, x), an action of some active policy. These
 include all active policies, so the quantile errs on the safe side. The draws keep W, so the radius

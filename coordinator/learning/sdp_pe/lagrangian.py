@@ -82,7 +82,7 @@ class Points:
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Puts points of `other`, those in the mask `chosen`, into the places `where[chosen]`."""
+        """Writes the points of `other` in the mask `chosen` to the places `where[chosen]`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
 
@@ -104,10 +104,10 @@ def maximise(
     """Returns a policy of large V_0 under P (H, X, A, X) for each of T rewards r (T, H, X, A).
 
     If `anchor` (H, X) satisfies the constraints, every result is at least as good as `anchor`.
-    `starts` has arrays (T, H, X) of policies. Result t is also at least as good as each row t that
-    satisfies the constraints. The search tries Lagrange multipliers, then at most `deviations`
-    rounds of single deviations. To break ties of V_0, the unconstrained search maximises V_0 +
-    `tie` V_k, where V_k is the last constraint's value.
+    `starts` has arrays (T, H, X) of policies. Result t is also at least as good as policy t of each
+    array, if that policy satisfies the constraints. The search tries Lagrange multipliers, then at
+    most `deviations` rounds of single deviations. To break ties of V_0, the unconstrained search
+    maximises V_0 + `tie` V_k, where V_k is the last constraint's value.
     """
     stack = replace(constraints, P=np.concatenate([P[None], constraints.P]))
     newest = np.full(len(r), len(constraints.t) - 1)

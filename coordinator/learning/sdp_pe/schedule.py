@@ -95,7 +95,7 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns the most lengths L_1, L_2, ... that fit. Up to rounding, `batches` * sum L_b = K.
+    """Returns as many lengths L_1, L_2, ... as fit. Up to rounding, `batches` * sum L_b = K.
 
     L_1 is `least`. Lengths grow by a constant factor, which is at least `growth`.
     """
