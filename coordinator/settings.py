@@ -1,7 +1,7 @@
 """The coordinator's settings: environment variables ``RIFFLE_COORDINATOR_*``, checked at start.
 
 A file that holds a key, a hash or a token has one line of text. Keys and hashes are 64 hexadecimal
-digits. A token is written as it is sent.
+digits. A file with a token has the token's text exactly as requests send it.
 """
 
 import socket
@@ -22,7 +22,7 @@ from riffle.coordinator.store.records import Replica
 
 PREFIX = "RIFFLE_COORDINATOR_"
 ALONE_SECONDS = 60
-"""The seconds that a run lease lasts if `store_url` is not set: there is no other replica then."""
+"""A run lease lasts this many seconds if `store_url` is not set and so no other replica exists."""
 
 
 class Settings(ServerSettings):
@@ -60,8 +60,8 @@ class Settings(ServerSettings):
         default=15,
         ge=1,
         le=30 * 86_400,
-        description="time without visible progress of a batch, after which its run's trouble "
-        "says so",
+        description="if a batch makes no visible progress for this time, the run's trouble "
+        "reports that",
     )
     workers: int = Field(default=2, ge=1, le=256, description="processes that open messages")
     learners: dict[LearnerName, str] = Field(

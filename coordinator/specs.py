@@ -103,7 +103,7 @@ class RunSpec(Document):
         description="how often a deployment whose batch was abandoned, lost or rejected is issued "
         "again as a whole; episodes_executed (in regret and result) may then exceed K",
     )
-    seed: int = Field(default=0, ge=0, le=MAX_EXACT, description="keys the learner's own draws")
+    seed: int = Field(default=0, ge=0, le=MAX_EXACT, description="seed of the learner's own draws")
     test_seed: int | None = Field(
         default=None,
         ge=0,

@@ -30,7 +30,7 @@ Largest = Annotated[float, BeforeValidator(np.max)]
 
 
 class Answer(BaseModel):
-    """Base of all models. Reads a model from a record's attributes, and lists from arrays."""
+    """Base of all models. Reads fields from a record's attributes; turns arrays into lists."""
 
     model_config = ConfigDict(frozen=True, from_attributes=True, ser_json_inf_nan="strings")
 
@@ -54,8 +54,8 @@ class Run(Answer):
     value_estimate: float | None = Field(None, description="value of the policy learned so far")
     radius: float | None = Field(
         None,
-        description="most by which the best policy may be better; by hand, most by which the "
-        "estimate may be wrong",
+        description="how much better the best policy may be at most; in manual mode, how wrong the "
+        "estimate may be at most",
     )
 
 
@@ -252,7 +252,7 @@ class BatchConservation(Answer):
 
 
 class RunConservation(Answer):
-    """All batches of a run, and sums of their messages. Sums leave out batches without numbers."""
+    """All batches of a run, and sums of their messages. A sum leaves out unknown numbers."""
 
     batches: list[BatchConservation]
     accepted: int
@@ -328,5 +328,5 @@ class Readiness(Answer):
 
     @property
     def ready(self) -> bool:
-        """Returns whether no dependency has a fault."""
+        """Returns whether all dependencies are ``ok``."""
         return all(status == "ok" for status in self.model_dump().values())
