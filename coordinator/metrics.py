@@ -4,8 +4,8 @@ Gauges of runs, batches, messages and epsilon are read from the store (`Census`)
 on all replicas: do not add them up. No label names a run or a batch.
 
 The journal names no user, no lease of a slot and no node. The journal's field ``detail`` is one
-sentence about a run: one of Riffle's own errors, or a learner's message that it cannot go on. A
-learner knows only private counts, so its message tells nothing about single users.
+sentence about a run: the text of a Riffle error, or a learner's reason why it cannot go on. A
+learner knows only private counts, so its reason tells nothing about single users.
 """
 
 from collections.abc import Mapping

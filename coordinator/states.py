@@ -8,8 +8,8 @@ A deployment is
 - open: the shuffler has its descriptor and takes reports;
 - sealed: its batch holds n reports;
 - counted: its spend, its counts, the stage result and the next deployment are committed together;
-- rejected: its spend is committed, but its counts are not used. Too many reports were dishonest, or
-  the counts of a batch of sums show lies;
+- rejected: its spend is committed, but its counts are not used, because too many reports were
+  dishonest or the counts of a batch of sums show lies;
 - abandoned: given up, or lost by the shuffler, before any message was opened here. The ledger
   records no spend.
 

@@ -15,7 +15,7 @@ from riffle.coordinator.store.events import ChangeSignals
 from riffle.coordinator.store.transactions import Store
 
 OPERATOR = RateLimit(requests=200.0, reports=1.0, at_once=256)
-"""The limits of each token. Nobody sends reports to a coordinator."""
+"""The limits of each token. ``reports`` has no effect, because coordinators get no reports."""
 
 OperatorOnly = only("operator")
 MetricsOnly = only("operator", "metrics")

@@ -72,7 +72,7 @@ async def readyz(request: Request, response: Response) -> models.Readiness:
 def shared_readiness(
     parts: Coordinator, data_dir: Path
 ) -> monitoring.VersionedCache[models.Readiness]:
-    """Returns a cache for `readyz`: anybody may ask, so at most one answer a second is computed."""
+    """Returns a cache that computes `readyz` once a second at most, because anybody may ask."""
 
     async def read() -> models.Readiness:
         store_status, analyzer_status, shuffler_status = await asyncio.gather(

@@ -33,7 +33,7 @@ def _model(kind: type[Model], *records: object, **values: object) -> Model:
 
 
 def run_model(run: RunRecord, tally: Tally, trouble: str | None) -> models.Run:
-    """Presents a run. ``trouble`` is what the run's driver reports, if it is in this replica."""
+    """Presents a run. ``trouble`` comes from the run's driver if this replica drives the run."""
     summary = run.summary or {}
     progress = {"stage": summary.get("stage", 0), "active": summary.get("active")}
     if progress["stage"]:

@@ -88,7 +88,7 @@ async def download_conservation(run_id: str, store: StorePart, shuffler: Shuffle
 async def shuffler_records(
     shuffler: ShufflerClient, rows: Sequence[DeploymentRecord]
 ) -> list[presentation.ShufflerRecord]:
-    """Asks the shuffler for its record of each deployment; an error replaces a missing record."""
+    """Returns the shuffler's record of each deployment, or the error of the failed request."""
     room = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def record(batch_id: str) -> presentation.ShufflerRecord:
@@ -134,7 +134,7 @@ def _supply(store: Store, run_id: str, supplied: TrueValueSpec) -> None:
 
 @router.get("/{run_id}/truth")
 async def show_true_values(run_id: str, store: StorePart) -> models.TrueValueCurve:
-    """Returns true values and regret, with bands over runs that differ only in ids and seeds."""
+    """Returns true values and regret, with confidence bands over runs equal up to ids and seeds."""
     return await in_thread(_true_values, store, run_id)
 
 

@@ -130,7 +130,7 @@ class Analyzer:
     async def _unmask(self, private: bytes, context: Context, messages: Messages) -> OpenedBatch:
         """Opens a batch of sums: subtracts all masks from the sum of the masked vectors.
 
-        A masked vector cannot fail to open.
+        Every masked vector opens, so ``failed`` is 0.
         """
         descriptor = context.descriptor
         C, bits = descriptor.layout.counters, descriptor.word_bits or 0
@@ -190,7 +190,7 @@ def open_messages(
 def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
     """Returns the histogram that may leave the analyzer. With trust ``central``, adds the noise.
 
-    In a seeded batch, the test seed gives the noise.
+    In a seeded batch, the noise is drawn from the test seed.
     """
     noise = descriptor.batch_noise
     if not isinstance(noise, CentralNoise):
@@ -203,7 +203,7 @@ def add_noise(descriptor: BatchDescriptor, histogram: Ints) -> Ints:
 
 
 def chunks(total: int, size: int, workers: int) -> Iterator[slice]:
-    """Splits ``total`` bytes into spans of whole messages, enough to occupy all workers."""
+    """Splits ``total`` bytes of messages into enough spans to occupy all workers."""
     messages = total // size
     rounds = max(CHUNKS_A_WORKER, -(-messages // (MOST_CHUNK * workers)))
     each = max(-(-messages // (rounds * workers)), LEAST_CHUNK)

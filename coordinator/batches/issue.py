@@ -38,8 +38,8 @@ MAX_BATCH_BYTES = 1 << 30
 class Issue:
     """A deployment issued as a batch, with its descriptor (parsed and as bytes) and its spend.
 
-    ``index`` numbers the run's batches, and ``step`` the learner's deployments. If a deployment is
-    issued again, the step stays the same.
+    ``index`` is the batch's number in the run. ``step`` is the deployment's number in the run. If a
+    deployment is issued again, the step stays the same.
     """
 
     index: int
@@ -88,7 +88,7 @@ def _calibrated_to_one_message(
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Issues deployments for the shuffler ``shuffler_id``, sealed to the analyzer's active key.
+    """Makes batches for the shuffler ``shuffler_id``, with messages sealed to the active key.
 
     ``active_key`` returns the analyzer's public key (hex); ``clock`` returns seconds since 1970.
     """

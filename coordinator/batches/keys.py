@@ -116,7 +116,7 @@ class KeyRing:
             return new
 
     def activate(self, identifier: str) -> KeyRecord:
-        """Makes a pending key active; the key active so far expires. A second call changes nothing.
+        """Makes a pending key active and the active key expired. A second call changes nothing.
 
         Raises RemoteError ``not-found``, or ``wrong-state`` if the key is expired or erased.
         """
@@ -142,8 +142,8 @@ class KeyRing:
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
         """Erases expired keys, with their files, except the public keys that ``in_use`` returns.
 
-        The expired keys are read before ``in_use`` is called, so ``in_use`` misses no batch sealed
-        to them.
+        No new batch is sealed to an expired key. ``in_use`` is called after the expired keys are
+        read, so it knows all batches of these keys.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired

@@ -33,7 +33,7 @@ class Spend:
 
 
 def planned(descriptor: BatchDescriptor) -> Spend:
-    """Returns the spend of a batch in which no more reports are dishonest than promised."""
+    """Returns the spend of a batch if as many reports are dishonest as its promise allows."""
     return _spend(descriptor, _allowed(descriptor), within_promise=True)
 
 

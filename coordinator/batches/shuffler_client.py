@@ -49,7 +49,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. At its last answer, its clock was ``skew`` seconds ahead of ours."""
+    """Calls the shuffler. At its last answer, the shuffler's clock was ``skew`` seconds ahead."""
 
     skew: float | None = None
 
@@ -110,7 +110,7 @@ class ShufflerClient:
 
     @in_span("fetch")
     async def messages(self, batch_id: str, size: int) -> Messages:
-        """Returns a sealed batch's messages, ``size`` bytes; repeated calls return the same bytes.
+        """Returns the ``size`` bytes of a sealed batch's messages, the same at every call.
 
         Raises LocalError ``unavailable`` if the size or the digest of the messages is wrong.
         """

@@ -69,7 +69,7 @@ class OwnLearner(ABC):
     def observe(self, counts: BatchCounts) -> StageResult | None:
         """Checks the counts and subtracts their episodes from ``left``. Subclasses call this first.
 
-        Raises LearnerError if the counts have another n or layer than `next_deployment`.
+        Raises LearnerError if n or the layer differs from what `next_deployment` asks for.
         """
         present = self.next_deployment()
         if present is None or (present.n, present.layer) != (counts.n, counts.layout.layer):
@@ -143,7 +143,7 @@ def estimate(counts: BatchCounts, *, alike: bool = False) -> tuple[FloatArray, F
     Visit counts are raised to one standard deviation of their noise, and to at least 1. So noise on
     a rarely visited (x, a) does not look like a reward. Rows of P may then sum to less than one.
 
-    Raises LearnerError if the batch counted only one layer, and so no rewards.
+    Raises LearnerError if the batch counted only one layer, because it then counted no rewards.
     """
     if counts.rewards is None:
         raise LearnerError("a model needs counts of all layers: deploy with layer=None")
@@ -166,7 +166,7 @@ T = TypeVar("T")
 
 
 class ExternalLearner:
-    """A `Learner` that wraps ``learner``, checks all that it returns, and explains its errors.
+    """A `Learner` that wraps ``learner``, checks what ``learner`` returns, and explains errors.
 
     ``maker`` makes ``learner`` from the problem and the options. The first deployment is checked at
     once, before a run is created.
@@ -269,7 +269,7 @@ def _check_answer(method: str, answer: StageResult | LearnerSummary, sizes: Size
 
 
 def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int = 3) -> None:
-    """Refuses all but integer arrays of valid actions, because NumPy would cut off decimals."""
+    """Raises LearnerError for a wrong shape, dtype or action. NumPy would silently cut decimals."""
     shape = (sizes.H, sizes.X)
     wanted = f"{method}: a policy must be an array {shape} of integers (dtype=int)"
     if not isinstance(policies, np.ndarray):
@@ -282,5 +282,5 @@ def _check_policies(method: str, policies: object, sizes: Sizes, dimensions: int
 
 
 def _is_int(value: object, below: int | None = None) -> bool:
-    """Returns whether a value is a Python int (as JSON needs) and, given `below`, in 0..below-1."""
+    """Returns whether a value is a Python int, as JSON needs; with `below`, also in 0..below-1."""
     return type(value) is int and (below is None or 0 <= value < below)

@@ -1,8 +1,8 @@
 """Learners by name: Riffle's own learners, external learners, and manual mode.
 
 Another package adds a learner by an entry point in the group ``riffle.learners``. The setting
-``learners`` adds a learner from a Python file (`common.process.plugins`). Either is a class or
-function that takes the `Problem`, and the learner's options by name.
+``learners`` adds a learner from a Python file (`common.process.plugins`). An added learner is a
+class or function that takes the `Problem`, and the learner's options by name.
 """
 
 import json
@@ -221,7 +221,7 @@ def choose(sizes: Sizes) -> tuple[str, str]:
 
 
 def _replace(base: C, options: Options) -> C:
-    """Returns ``base`` with options put in; raises LearnerError for a wrong name or value."""
+    """Returns ``base`` with options applied; raises LearnerError for a wrong name or value."""
     constants = asdict(base)
     settable = sorted(set(constants) - {"name"})
     unknown = sorted(set(options) - set(settable))
@@ -244,15 +244,15 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
 
 
 def sdp_pe_in(learner: Learner) -> SDPPE | None:
-    """Returns the learner, or the learner that it wraps, if that is SDP-PE; otherwise None."""
+    """Returns the SDP-PE learner that ``learner`` is or wraps; None if there is none."""
     inner = learner.learner if isinstance(learner, ExternalLearner) else learner
     return inner if isinstance(inner, SDPPE) else None
 
 
 def batches(learner: Learner) -> set[tuple[int, int | None]]:
-    """Returns sizes and layers of the batches that a learner is already known to ask for.
+    """Returns (n, layer) of the batches that a learner's schedule fixes from the start.
 
-    Layer 0 stands for any batch that counts one layer. SDP-PE's exploiting batch is left out.
+    Layer 0 means any single layer. SDP-PE's exploiting batch is left out.
     """
     if isinstance(learner, UCBVIShuffle):
         return learner.batches
@@ -264,11 +264,11 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 
 
 class ManualLearner(OwnLearner):
-    """A `Learner` for deployments from outside, which `submit` takes one at a time.
+    """A `Learner` for deployments from outside. `submit` takes one deployment at a time.
 
-    The best mixture has the largest lower bound on its estimated value. The answer is the best
-    mixture's most probable policy. Whoever submits deployments sees only private counts, so
-    choosing deployments costs no privacy.
+    The answer is the most probable policy of the mixture whose estimated value has the largest
+    lower bound. Whoever submits deployments sees only private counts, so choosing deployments
+    costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -59,7 +59,7 @@ class Drivers:
         self._renewing = asyncio.create_task(self._renew_until_closed())
 
     async def close(self) -> None:
-        """Stops driving. Another replica takes over the runs, or this replica at its next start."""
+        """Stops driving. The runs go to another replica, or to this replica when it restarts."""
         self._closing.set()
         if self._renewing is not None:  # not cancelled: it may just have taken leases
             await asyncio.wait([self._renewing])
@@ -86,7 +86,7 @@ class Drivers:
         return driven[0].lease
 
     async def restart(self, run_id: str) -> None:
-        """Restarts the driver of a run that another replica has stopped, to end a long poll."""
+        """Restarts a run's driver to end its long poll, after another replica stopped the run."""
         driven = self.driven.get(run_id)
         if driven is not None and driven[0].running and (lease := await self.halt(run_id)):
             self.drive(lease)
@@ -283,11 +283,11 @@ class Coordinator:
             await wait(signal, min(left, self.signals.recheck_seconds))
 
     async def _abandon_unknown(self) -> None:
-        """Abandons the shuffler's open batches that an older copy of the store does not know.
+        """Abandons the shuffler's open batches that this store does not have.
 
         Nobody would count these batches, so no user should spend a report on them. Every replica
         stores a batch before it deposits the batch, and the shuffler's list is read before the
-        store. So only an older copy of the store lacks a batch of the list.
+        store. So a store lacks a batch of the list only if it was restored from an older copy.
         """
         while True:
             try:

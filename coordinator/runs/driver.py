@@ -143,7 +143,7 @@ class Driver:
             await self._explain(run, trouble or "")
 
     async def _recover(self, run: RunRecord, error: RiffleError) -> None:
-        """Fails the run, or waits for the next try (if the error may pass or the run is over)."""
+        """Fails the run. If the error is temporary or the run is over, waits for the next try."""
         if isinstance(error, LeaseLostError):
             raise error
         self.learner.forget()
@@ -254,7 +254,7 @@ class Driver:
         log(event, row, level, **counts)
 
     async def _open(self, row: DeploymentRecord, context: Context, timings: Timings) -> OpenedBatch:
-        """Returns the batch's counts with their noise. For ``central`` see `Store.release`."""
+        """Returns the batch's counts with noise. For trust ``central``, see `Store.release`."""
         if context.descriptor.trust != "central":
             return await self.exchange.fetch_and_open(row, context, timings)
         if released := await in_thread(self.store.released, row.run_id, row.index):
@@ -284,20 +284,20 @@ class Driver:
     # -- commits ---------------------------------------------------------------------------------
 
     async def _commit(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change that writes an event, and wakes the run's followers."""
+        """Commits a change, and wakes the run's followers because the change wrote an event."""
         try:
             await in_thread(change, *args, **kwargs)
         finally:  # the change is committed even if this driver is stopped meanwhile
             self.signals.fire(self.lease.run_id)
 
     def _end_batch(self, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Commits a change after which a batch does not need its key, and erases unused keys."""
+        """Commits the last change of a batch, then erases keys that no batch needs any more."""
         change(*args, **kwargs)
         self.keys.erase_unused(self.store.keys_in_use)
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error with which a run fails: the learner's, or one that names the log."""
+    """Returns the error with which a run fails: the learner's, or an error that names the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

@@ -40,7 +40,7 @@ class BatchGoneError(Exception):
 
 @contextlib.contextmanager
 def timed(timings: Timings, part: str) -> Iterator[None]:
-    """Records the seconds that a block took as ``part``; records nothing if the block raises."""
+    """Stores in ``timings[part]`` how many seconds a block took, unless the block raises."""
     start = time.perf_counter()
     yield
     timings[part] = time.perf_counter() - start
@@ -59,8 +59,8 @@ class BatchExchange:
         """Deposits the stored descriptor. A repeated deposit gets the same answer.
 
         Raises BatchGoneError if the batch expired, or if its key was erased. Raises LocalError
-        ``unavailable`` if the batch has expired by the shuffler's clock but not by ours: every
-        reissue would be late, too.
+        ``unavailable`` if the batch has expired by the shuffler's clock but not by ``clock``.
+        Then one of the clocks is wrong, and a reissued batch would be late, too.
         """
         try:
             self.analyzer.check_key(parse(row.data))
@@ -88,8 +88,8 @@ class BatchExchange:
         became of the batch.
 
         Raises BatchGoneError if the batch was abandoned or is lost. Raises LocalError
-        ``wrong-state`` if the batch is acknowledged or erased at the shuffler, because this store
-        is an older copy.
+        ``wrong-state`` if the batch is acknowledged or erased at the shuffler. The cause is that
+        this store is an older copy.
         """
         started = time.perf_counter()
         left = row.descriptor.expires_at + EXPIRY_MARGIN_SECONDS - self.clock()

@@ -23,7 +23,7 @@ from riffle.coordinator.store.transactions import Store
 
 @dataclass
 class RunLearner:
-    """The learner of a run: ``learner`` after all counts so far, or None until it is replayed."""
+    """The learner of a run. ``learner`` has seen all counts so far, or is None before a replay."""
 
     store: Store
     registry: Registry
@@ -112,7 +112,7 @@ def replay(
 ) -> None:
     """Gives a fresh learner all counts of its run, and checks the deployments on the way.
 
-    Raises LocalError ``wrong-state`` if the learner asks for a deployment other than a stored one.
+    Raises LocalError ``wrong-state`` if the learner asks for a deployment that was not stored.
     """
     for row in rows:
         if row.state == "counted":

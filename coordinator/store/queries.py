@@ -1,7 +1,7 @@
 """Reads of the store. Only `coordinator.store.transactions` changes the store.
 
 The statements that drivers and followers execute at every turn are built only once. Building and
-compiling a statement takes three quarters of its time.
+compiling a statement would take three quarters of a read's time.
 """
 
 import json
@@ -50,7 +50,7 @@ def _at_index(table: Table) -> Select[Any]:
 
 
 def _unfinished() -> ColumnElement[bool]:
-    """Returns the condition for deployments that still need a driver's step and their key."""
+    """Returns the condition for deployments that still need a step of the run's driver."""
     state = _deployments.c.state
     to_acknowledge = state.in_(TO_ACKNOWLEDGE) & _deployments.c.acknowledged.is_(False)
     return state.in_(UNSETTLED) | to_acknowledge

@@ -131,8 +131,8 @@ class Store(queries.Queries):
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
         """Leases to ``holder`` all runs that have work and that nobody drives.
 
-        With ``start``, also leases the runs that this holder still held when it last ended. On
-        SQLite, which belongs to one process, these are all runs with work.
+        With ``start``, also leases the runs that this holder still held when it last ended. A
+        SQLite store belongs to one process, so there ``start`` leases all runs with work.
         """
         free = _leases.c.until <= now
         if start:

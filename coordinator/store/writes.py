@@ -22,7 +22,7 @@ _runs, _deployments, _events = schema.runs, schema.deployments, schema.events
 
 LAST_EVENT = select(func.max(_events.c.id)).where(_events.c.run_id == bindparam("run_id"))
 UPDATE = update(_deployments).where(
-    # Not named like the columns, because parameters named like columns hold new values.
+    # If a parameter had a column's name, its value would be written to that column.
     _deployments.c.run_id == bindparam("of_run"),
     _deployments.c["index"] == bindparam("at"),
 )
