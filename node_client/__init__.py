@@ -1,8 +1,8 @@
 """The node, the only service that sees an episode.
 
 An episode's data leaves the node only through the code of this folder and `common/`. A node process
-stores and logs nothing about an episode. An app's node (`participant`) stores each episode that is
-not over. docs/architecture.md follows a report through these modules.
+stores and logs nothing about an episode, except that an app's node (`participant`) stores an
+episode until it is over. docs/architecture.md follows a report through these modules.
 """
 
 if not __name__.startswith("riffle."):

@@ -32,8 +32,8 @@ def slot_report(
 ) -> tuple[Episode | None, Report]:
     """Returns a user's episode and the unsealed report.
 
-    If there is no environment, or the episode fails, the episode is None. The report then carries
-    only noise and padding, because other users' guarantees need its noise. Raises the errors of
+    If there is no environment, or the episode fails, the episode is None. The report then holds
+    only noise and padding. Other users' guarantees need this noise. Raises the errors of
     `slot_randomness`.
     """
     chosen = word(slot_randomness(batch, slot, "policy", test_entry=test_entry))

@@ -5,9 +5,9 @@ the charge stays, because a report may have left. The charge is given back only 
 
 All nodes of an owner share one SQLite file. One transaction checks and charges, so racing nodes
 never exceed the limit together. Somebody may replace the file by an older copy while nodes run.
-Every transaction therefore opens the file afresh and compares its number of changes with the head
-(`common.process.heads`). If the file has the smaller number, the transaction is refused. The file
-is not encrypted.
+Every transaction therefore opens the file afresh. It compares the file's number of changes with the
+head (`common.process.heads`). If the file has the smaller number, the transaction is refused. The
+file is not encrypted.
 """
 
 import os
@@ -100,7 +100,7 @@ class Charge(Document):
 
 
 UNCHARGED = Charge()
-"""The charge of every report if the owner has no ledger, and so takes no batch with epochs."""
+"""The charge of every report if the owner has no ledger (and so refuses batches with epochs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class PersonalLedger:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Opens a transaction, and raises the number of changes in file and head."""
+        """Opens a transaction, and adds 1 to the number of changes in the file and in the head."""
         with self._transaction("BEGIN IMMEDIATE") as database:
             yield database
             raise_number = "UPDATE head SET number = number + 1 RETURNING number"

@@ -54,7 +54,7 @@ async def open_nodes(
     totals: Totals,
     clock: Callable[[], float] = time.time,
 ) -> AsyncIterator[Runner]:
-    """Opens the record of users and the HTTP client of this process's nodes. Raises as `run`."""
+    """Yields a `Runner` whose record of users and HTTP client are open. Raises as `run` does."""
     users = Users(settings.state_dir, settings.users(), settings.users_key, settings.ledger())
     chunks = CHUNKS_ON_THEIR_WAY + settings.workers // WORKERS_A_CHUNK
     with closing(users):

@@ -1,4 +1,4 @@
-"""A node inside an app, which drives the episodes of its users itself, many at once.
+"""A node inside an app. The app itself runs its users' episodes, many at once.
 
 A person's episode must survive a restart of the app, so the file of users has a `Row` for each open
 episode. A row is as private as the app's own data about this person. Its steps are erased as soon
@@ -38,7 +38,7 @@ LONGEST_SLEEP = 60.0
 
 
 RecordedStep = tuple[int, int, int | None]
-"""A step: state, reward bit, next state (None from an early end on)."""
+"""A step: state, reward bit, next state (None once the episode has ended early)."""
 
 
 class Row(Document):
@@ -101,9 +101,9 @@ class UserLease:
         The step is on disk when the call returns. After a crash, the call may be repeated. Only one
         random bit of the reward is kept.
 
-        Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if step
-        or state is not the next one, or the action is not that of `act`. Raises LocalError
-        ``wrong-size`` if a value is out of its range.
+        Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if
+        ``step`` is not the next step, ``state`` is not the current state, or ``action`` differs
+        from `act`. Raises LocalError ``wrong-size`` if a value is out of its range.
         """
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):
@@ -145,7 +145,7 @@ class UserLease:
             self._app._send(self)
 
     def keep(self, **changes: object) -> None:
-        """Changes the row, on the disk first."""
+        """Changes the row on the disk, then in memory."""
         row = self.row.model_copy(update=changes)
         self._app._users.keep_episode(row.lease.user, row.model_dump_json())
         self.row = row

@@ -38,15 +38,15 @@ from riffle.node_client.trust import AcceptedBatch
 from riffle.node_client.users import Users
 
 PORTION = 0.25
-"""Share of a lease within which all asked users' reports should be sent and decided on."""
+"""Part of a lease's time in which the reports of all asked users should be accepted or refused."""
 
 SLOWEST = 0.5
-"""Share of a lease that sealing and uploading one report may take."""
+"""Part of a lease's time that sealing and uploading one report may take."""
 
 KEPT = 0.7
 """Weight of earlier measurements when a new one is added."""
 
-MOST_DOUBLINGS = 12  # times that the pause doubles while no report is accepted: to about an hour
+MOST_DOUBLINGS = 12  # doublings of the pause while no report is accepted, up to about an hour
 
 Seal = Callable[[SealKeys, Report], Awaitable[bytes]]
 
@@ -73,7 +73,7 @@ class Rate:
 class ReportTiming:
     """Measured seconds to run and encode an episode, and to seal and upload one message.
 
-    ``under_way`` counts the users who were asked, but on whose report the shuffler has not decided.
+    ``under_way`` counts the asked users whose reports are not yet accepted or refused.
     ``in_vain`` starts at one and counts the chunks since the last accepted report. While
     ``in_vain`` is above zero, the node asks one user at a time, and nobody before ``retry_at``.
     """
@@ -116,7 +116,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns the leases with enough time for a report, after all reports under way."""
+        """Returns the leases that last until all reports under way, then their own, can be sent."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)
@@ -137,7 +137,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's time limit: the declared seconds, and a share of the rest."""
+        """Returns an episode's time limit: the declared time plus ``share`` of what remains."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 
@@ -209,7 +209,7 @@ class Pipeline:
 
     @property
     def is_stuck(self) -> bool:
-        """Returns whether an overdue episode still runs, for which only noise was reported."""
+        """Returns whether an overdue episode still runs. Its report holds only noise."""
         return self._episodes is not None and not self._episodes.done()
 
     async def rehearse(self, job: Job) -> None:

@@ -28,12 +28,12 @@ from riffle.node_client.trust import Demands, accept
 
 POLL_SECONDS = 20
 PAUSE_SECONDS = 0.25
-MOST_DOUBLINGS = 7  # of the pause while the record of users fails, to half a minute
-IDLE_DOUBLINGS = 3  # of the pause while no batch can be served, to two seconds
+MOST_DOUBLINGS = 7  # doublings of the pause while the record of users fails, up to 30 seconds
+IDLE_DOUBLINGS = 3  # doublings of the pause while no batch can be served, up to two seconds
 DRAIN_SECONDS = 8.0  # container engines kill after 10
 REMEMBERED_JOBS = 16
 RETRY_SECONDS = 10.0  # before a node that holds its share of a batch asks again
-REFUSAL_DOUBLINGS = 6  # of the pause after each refusal of a batch, to ten minutes
+REFUSAL_DOUBLINGS = 6  # doublings of the pause after refusals of a batch, up to ten minutes
 REHEARSAL_SECONDS = 60.0  # before a node that is too slow measures its speed again
 OnStart = Callable[[], None] | None
 _REVOKED = frozenset({"unauthorized", "forbidden"})

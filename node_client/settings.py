@@ -270,7 +270,7 @@ class AppSettings(Settings):
         """Returns None: users are not listed."""
 
     def name_of(self, user: str) -> str:
-        """Returns an `OwnId`'s opaque id; raises LocalError ``invalid-spec`` for any other text."""
+        """Returns a user's opaque id. Raises LocalError ``invalid-spec`` if ``user`` is no id."""
         try:
             return opaque_id(self.users_key or b"", _USER.validate_python(user))
         except ValidationError as error:  # raised without its cause, which would show the id

@@ -1,4 +1,4 @@
-"""The users of a node process, and who of them was asked: durable, so nobody is asked twice.
+"""Records durably which users of a node process were asked, so that nobody is asked twice.
 
 Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If the
 node then crashes, it never asks that user again (with epochs: not before the next epoch).
@@ -42,7 +42,7 @@ PRAGMA user_version = 1;
 
 
 def opaque_id(key: bytes, user: str) -> str:
-    """Returns the id of an owner's user at the shuffler: 16 bytes of HMAC-SHA256, hex."""
+    """Returns the id by which the shuffler knows a user: 16 bytes of HMAC-SHA256, hex."""
     return hmac.digest(key, LABEL_USER + user.encode(), "sha256")[:16].hex()
 
 
@@ -111,8 +111,8 @@ class Users:
     def admit(self, user: str, charge: Charge | None = None) -> None:
         """Adds a user whom an app names, if new.
 
-        Raises LocalError ``user-unavailable`` if the user may not be asked for this batch, or for
-        any batch if ``charge`` is None.
+        Raises LocalError ``user-unavailable`` if the user may not be asked for the batch of
+        ``charge`` or, if ``charge`` is None, for any batch.
         """
         self._write("INSERT OR IGNORE INTO users (user, node) VALUES (?, '')", [(user,)])
         ((until,),) = self._rows("SELECT barred_until FROM users WHERE user = ?", (user,))

@@ -75,7 +75,7 @@ class TabledGymnasium(GymnasiumEnvironment):
 def adapt(
     env: GymnasiumLike, horizon: int = 20, reward_low: float = 0.0, reward_high: float = 1.0
 ) -> GymnasiumEnvironment:
-    """Adapts a Gymnasium environment, with its MDP if the environment publishes a table.
+    """Wraps a Gymnasium environment for Riffle. Adds ``mdp`` if the environment has a table.
 
     Tables ignore time limits, so there is no MDP if a limit could end an episode within the
     horizon.
@@ -98,7 +98,7 @@ def make_gymnasium(
     reward_high: float = 1.0,
     **arguments: Any,  # noqa: ANN401  (Gymnasium checks them)
 ) -> GymnasiumEnvironment:
-    """Makes the Gymnasium environment ``name`` with the reward range that its owner declares.
+    """Makes the Gymnasium environment ``name``, with rewards in [reward_low, reward_high].
 
     Raises LocalError ``invalid-spec`` if Gymnasium is not installed, does not know the name, or
     refuses an argument.

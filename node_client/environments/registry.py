@@ -3,9 +3,9 @@
 - ``Name-v0`` is one of Riffle's own environments, or another package's entry point in the group
   ``riffle.environments``: a callable that returns an `Environment`.
 - ``gymnasium:<id>`` is any Gymnasium environment with discrete spaces.
-- ``file.py:make`` is a callable ``make`` in a Python file, which returns an `Environment`. The
-  parameter ``folder`` (default: the working directory) names the file's folder, so that the id does
-  not reveal it.
+- ``file.py:make`` is a callable in a Python file. The callable returns an `Environment`. The file's
+  folder is not part of the id, because ids are public. The parameter ``folder`` names the folder
+  (default: the working directory).
 """
 
 import importlib
@@ -56,8 +56,8 @@ def make(reference: object, **values: Parameter | None) -> Environment:
     ``reference`` is an id. Simulations may instead give an environment with Riffle's or Gymnasium's
     interface, or a function or class that makes such an environment.
 
-    Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, if this
-    environment has other sizes, or if an external environment has a mistake.
+    Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, if the
+    environment's sizes are not the given ones, or if an external environment has a mistake.
     """
     given = {key: value for key, value in values.items() if value is not None}
     if isinstance(reference, str):
@@ -234,7 +234,7 @@ def _bandit(
 
 
 def _spectrum(channels: int = 2, horizon: int = 6) -> Environment:
-    """Dynamic spectrum access: a radio chooses its next channel, while others come and go."""
+    """Dynamic spectrum access: a radio chooses its next channel; channels turn busy and idle."""
     return TabularEnvironment(spectrum_access(channels, horizon))
 
 

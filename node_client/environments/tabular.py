@@ -109,7 +109,7 @@ class TabularMDP:
 
     @property
     def declaration(self) -> Declaration:
-        """The transitions of positive probability, and whether P and r are equal at all steps."""
+        """The possible transitions, and whether P and r are the same at every step."""
         possible = self.P > 0
         alike = bool((self.P[0] == self.P).all() and (self.r == self.r[0]).all())
         steps = possible[:1] if (possible == possible[0]).all() else possible
@@ -229,8 +229,8 @@ class BanditEnvironment:
     """A bandit with one pull for each user. Arm a has the mean r*(a).
 
     For each user and arm, noise xi(a) ~ N(0, sigma^2) is added to the mean, and the sum is clipped
-    to [0, 1]. `mdp` has an arm's mean over all users. Raises ValueError if there is no arm, a mean
-    is outside [0, 1], or sigma < 0.
+    to [0, 1]. An arm's reward in `mdp` is the average over all users. Raises ValueError if there is
+    no arm, a mean is outside [0, 1], or sigma < 0.
     """
 
     reward_range = (0.0, 1.0)
@@ -284,7 +284,7 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the probabilities (S, 2^C) of which channels are busy next.
+    """Returns the probability (S, 2^C) of each set of channels that may be busy next.
 
     ``busy_chance`` (S, C) has the probability that a channel is busy next.
     """
