@@ -54,7 +54,7 @@ COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
 
 
 def run(case: Case) -> SeedResult:
-    """Runs one algorithm for K episodes. Regret below `uniform_regret` shows that it learned."""
+    """Runs one algorithm for K episodes. If it learned, its regret is below `uniform_regret`."""
     started = time.perf_counter()
     here = world(case)
     layers, P, losses = here.layers, here.P, adversary_losses(case, here)
@@ -128,13 +128,13 @@ def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> F
 
 
 def _choice(probabilities: FloatArray, uniform: float) -> int:
-    """Returns the first index at which the sum of probabilities exceeds a draw, or the last."""
+    """Draws an index: the first at which the summed probabilities exceed ``uniform``."""
     *head, _ = accumulate(probabilities.tolist())
     return next((i for i, total in enumerate(head) if total > uniform), len(head))
 
 
 def _recorded(case: Case, layers: Layers) -> dict[str, Constant]:
-    """Returns the fields that a case's algorithm and environment use, but no folder of a file."""
+    """Returns the fields that a case's algorithm and environment use, except a file's folder."""
     unused = {"eta", "parameters", "own"} | ({"estimator"} if case.name != "uob-lbps" else set())
     names = [field.name for field in fields(case) if field.name not in unused]
     recorded = {name: getattr(case, name) for name in names}

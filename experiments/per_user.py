@@ -1,8 +1,8 @@
 """Simulates a run user by user, without network or encryption: ``riffle simulate --per-user``.
 
-Each report is made by the node's own code. Draws are keyed by (run, batch, slot), as in a seeded
-run over the network. With the same spec, run id and test seed, such a run has the same private
-counts. Seed s adds s to the spec's seeds. The simulation can run every environment of a node.
+The node's own code makes each report. Draws are keyed by (run, batch, slot), as in a seeded run
+on a network. A network run with the same spec, run id and test seed has the same private counts.
+Seed s adds s to both seeds of the spec. The simulation can run every environment of a node.
 """
 
 import time
@@ -55,7 +55,7 @@ class Users:
         self._on_users = on_users
 
     def report(self, batch: BatchDescriptor, slot: int) -> Report:
-        """Returns the report of the user in a given slot of a batch, as symbols."""
+        """Returns the unsealed report of the user in a given slot of a batch."""
         episode, symbols = slot_report(batch, self._environment, slot, test_entry=True)
         self.episodes += 1
         if episode is not None:

@@ -40,7 +40,7 @@ def mixture_value(mdp: TabularMDP, mixture: Mixture) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Cumulative episodes and regret (D,) after each of D deployments, and all switches."""
+    """Cumulative episodes and regret (D,) after each of D deployments; the number of switches."""
 
     episodes: FloatArray
     cumulative: FloatArray
@@ -111,9 +111,9 @@ class SeedResult:
     """The result of one simulated run: regret, learned policy, cost, and every constant used.
 
     `episodes` (c,) are checkpoints, and `cumulative` (c,) is the regret there. `optimal_survives`
-    says that an optimal policy is active at the end, and `eliminated` that some policy is not. Both
-    are None for learners without an active set. Regret and values are NaN if the environment's
-    probabilities are unknown.
+    tells whether an optimal policy is in the active set at the end. `eliminated` tells whether some
+    policy has left it. Both are None for learners without an active set. Regret and values are NaN
+    if the environment's probabilities are unknown.
 
     For the learners of paper 004, values are NaN, `policy_switches` is None, and `uniform_regret`
     is the regret of uniform play. `reward_mean`, `episodes_failed` and `first_failure` are set only

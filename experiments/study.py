@@ -40,7 +40,7 @@ from riffle.experiments.simulator import Calibrate, Mechanism, Run, simulate
 from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import TabularMDP
 
-# A spec calls the accountant's noise "exact"; simulations call the least provable noise "tight".
+# The least noise that is proved private is "exact" in a spec and "tight" in simulations.
 CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
     "exact": "tight",
     "paper": "paper",
@@ -107,7 +107,7 @@ def check(chosen: Preset) -> None:
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the function that calibrates batches. `pe` is not private and adds no noise."""
+    """Returns the function that calibrates batches. For the learner `pe`, adds no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":

@@ -62,7 +62,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Returns the event's counts, first for the population that makes the event likelier."""
+        """Counts the event in both populations: first in the one where it is likelier."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:
@@ -271,7 +271,7 @@ def likelihood_ratio(world: World, counts: Ints) -> FloatArray:
 
 
 def log_ratios(N: int, p: float) -> FloatArray:
-    """Returns log b(y - 1) - log b(y) for y = 0 ... N + 1, shape (N + 2,)."""
+    """Returns log b(y - 1) - log b(y) for y = 0 ... N + 1; b is the mass of Binomial(N, p)."""
     y = np.arange(N + 2)
     with np.errstate(divide="ignore"):
         log_mass = stats.binom.logpmf(np.arange(-1, N + 2), N, p)

@@ -32,7 +32,7 @@ from riffle.experiments.audit.world import Setting, World
 
 
 def attack_envelopes(world: World, trials: int, error: float) -> Attack:
-    """Attacks one-envelope reports at the world's claim, which is true for Riffle's own reports."""
+    """Attacks one-envelope reports. The attacked claim is true for Riffle's own reports."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     tuning = _envelope_scores(world, tuning_trials, 0)
     fresh = _envelope_scores(world, trials, 2 * tuning_trials)
@@ -74,7 +74,7 @@ def _log_mean(world: World, v: Ints) -> FloatArray:
 
 
 REGIMES = {"n above tau": 2.0, "n below tau": 0.5}
-"""n / tau in both regimes. In both, a cell exposes the user with probability 1/4."""
+"""The ratio n / tau by regime. In each regime, a cell exposes the user with probability 1/4."""
 
 
 @dataclass(frozen=True, slots=True)

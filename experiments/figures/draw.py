@@ -135,7 +135,7 @@ CAPTION_CONSTANTS = (
 )  # fmt: skip
 
 MANY = 1_000  # switches
-MOST_TICKS = 8  # values of x, each of which then gets a tick
+MOST_TICKS = 8  # each x gets a tick if there are at most so many values of x
 NEXT_LINE = 1.3  # names beside points are at regrets that differ by at least this factor
 
 # Curves of one colour differ by their markers.

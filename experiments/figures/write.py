@@ -159,7 +159,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Figures to make in a folder, with seeds 0..seeds-1; with `force`, also finished figures."""
+    """Figures to make in a folder with seeds 0..seeds-1. `force` makes finished figures again."""
 
     figures: tuple[Figure, ...]
     seeds: int
@@ -189,7 +189,7 @@ def make(
 ) -> list[dict[str, Any]]:
     """Computes and writes an order's figures. `on_start` gets the number of jobs to compute.
 
-    Raises LocalError ``wrong-state`` if the folder has finished figures or other code's results.
+    Raises LocalError ``wrong-state`` for finished figures (without `force`) or other code's rows.
     """
     names = [figure.name for figure in order.figures]
     existing = [name for name in names if (order.folder / f"{name}.json").exists()]
