@@ -18,7 +18,7 @@ from riffle.experiments.regret import mixture_value, optimal_value
 from riffle.node_client.environments.registry import make
 from riffle.node_client.environments.tabular import Modelled, TabularMDP
 
-EARLY = 0.05  # first batches are small, so their rate of episodes says nothing of a run's
+EARLY = 0.05  # part of a run; first batches are small, so their speed predicts nothing
 SETTLED = {"batch_counted", "batch_rejected", "batch_abandoned"}
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 VIEWS: Mapping[Trust, tuple[str, str, str]] = {

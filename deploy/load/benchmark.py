@@ -103,9 +103,9 @@ def run_sums_benchmark(
 ) -> dict[str, Any]:
     """Compares the processor time of a report as a masked vector and as messages.
 
-    The vectors have the counters of ``chosen``, in a batch of n reports. The cost of a message is
-    measured first, on at least ``messages`` messages of the preset `riverswim`, because it does not
-    depend on the number of counters. Raises the errors of `run_benchmark`.
+    The vectors have the counters of ``chosen``, in a batch of n reports. The cost of a message
+    does not depend on the number of counters. It is measured first, on at least ``messages``
+    messages of the preset `riverswim`. Raises the errors of `run_benchmark`.
     """
     folder.mkdir(exist_ok=True)
     single = run_benchmark(messages, folder / "messages", cores, preset("riverswim"))

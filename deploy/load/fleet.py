@@ -96,8 +96,8 @@ class Tally:
     """Outcomes of all reports that were started so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
-    answer, retried ones included. ``due``, ``sent``: latency from the scheduled time, and from the
-    upload's first byte, until acceptance.
+    answer, retried ones included. ``due``, ``sent``: latency until acceptance, from the
+    scheduled time or from the upload's first byte.
     """
 
     started: int = 0
@@ -262,7 +262,7 @@ class Fleet:
             self.tally.rejected[outcome] += 1
 
     async def _report(self, node: LoadNode) -> str:
-        """Carries one report from poll to upload; returns its outcome."""
+        """Makes one report, from poll to upload; returns its outcome."""
         lease = None
         while lease is None:
             with self._stage("batch"):

@@ -145,8 +145,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The load ``at`` seconds after its start: resources used by role or ``generator i``, and
-    (seconds busy, seconds in all) by core."""
+    """A reading ``at`` seconds after the load began: the ``use`` of each role or ``generator i``,
+    and (seconds busy, seconds in all) of each of the ``cores``."""
 
     at: float
     tally: Tally

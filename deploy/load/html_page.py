@@ -28,7 +28,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 480, 220, 60, 44, 12
 DASHES = ("", *(f' stroke-dasharray="{dash}"' for dash in ("6 3", "2 3", "8 3 2 3")))
 MOST_ROWS = 20  # rows of a chart's table
 MANY = 100  # least rate, in reports a second, at which each second's 99th percentile is drawn
-UNSURE = 10.0  # trials disagree if the prompt share rises by this many points at a higher rate
+UNSURE = 10.0  # trials disagree if a higher rate has this many points more prompt reports
 NOISY = 0.1  # other programs may use this share of the processors without a warning
 
 RATES, LATENCY = "Rates tried, a second", "Latency, ms"
@@ -134,7 +134,7 @@ def _opened(summary: Summary) -> str:
 
 
 def _at(summary: Summary) -> str:
-    """Returns the load that a search's numbers are of, and "" for a single load."""
+    """Returns the rate at which a search measured its numbers; "" for a single load."""
     if not summary.get("capacity"):
         return ""
     carried = "carried" if summary["verdict"]["limit"] == "none" else "not carried"
@@ -324,8 +324,8 @@ def _line(
 
 
 def _table(title: str, rows: Mapping[str, Any], first: str = "") -> str:
-    """Returns rows under a heading, or "" if there are no rows. A row is a value, or values by
-    column; ``first`` is then the name of the first column."""
+    """Returns rows under a heading, or "" if there are no rows. A row has one value, or
+    several values by column. If there are several, ``first`` names the first column."""
     columns = next(iter(rows.values()), None)
     head = f"<h2>{_text(title)}</h2><table>" if title else "<table>"
     if isinstance(columns, Mapping):

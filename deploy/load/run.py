@@ -204,7 +204,7 @@ def run(config: LoadConfig, target: Target) -> dict[str, Any]:
 def find_capacity(config: LoadConfig, target: Target) -> dict[str, Any]:
     """Loads the target at one rate after another, and returns the summary that `capacity` makes.
 
-    All batches have the size that the first rate gives. Raises the errors of `run`.
+    All batches have the size chosen for the first rate. Raises the errors of `run`.
     """
     config = replace(config, batch=config.reports_a_batch)  # n decides how large a report is
     steps, tried = list[dict[str, Any]](), list[tuple[float, bool]]()

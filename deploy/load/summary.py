@@ -18,7 +18,7 @@ PROMPT = f"accepted within {PROMPT_SECONDS:g} s, %"
 GENERATOR = "generator "
 OTHERS = "other programs"
 FULL = {"sealed", "counted", "rejected"}  # states of a batch with all its reports
-# Memory growth is measured after the share SETTLED of a load, which must take a MINUTE or longer.
+# Memory growth is measured after the first part SETTLED of a load of at least a MINUTE.
 SETTLED, MINUTE = 0.3, 60
 
 MOST_STEPS, PRECISE = 12, 1.2  # most loads in a search; ratio of rates that ends the search
@@ -38,8 +38,8 @@ class Evidence:
     services run elsewhere). ``answering``: the share of the nodes' waits for slots and uploads in
     which the shuffler works on these requests, None if unknown.
 
-    Five fields are demands (`Usage.demand`), None for services that run elsewhere: of the busiest
-    generator process (``loops``), an average process that seals or opens, and both services.
+    Five fields are demands (`Usage.demand`): ``loops`` is of the busiest generator process,
+    ``sealing`` and ``opening`` of an average process. Services that run elsewhere have None.
     """
 
     started: int
@@ -126,7 +126,7 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
     """Returns the next load of a search for the capacity, in reports a second; None at its end.
 
     ``steps`` has each rate so far, and True if it was carried. docs/load.md describes the search.
-    A rate is carried if one of its tries was.
+    A rate is carried if any load at this rate was carried.
     """
     carried = max((rate for rate, ok in steps if ok), default=0.0)
     failed = min((rate for rate, ok in steps if not ok and rate > carried), default=math.inf)
@@ -185,7 +185,7 @@ def step_row(step: Summary) -> Summary:
 
 
 def step_text(row: Summary) -> str:
-    """Returns the result of a load in words; ``row`` is that of `step_row`."""
+    """Returns the result of a load in words; ``row`` comes from `step_row`."""
     return f"{row['result']}; {PROMPT}: {row[PROMPT]:.1f}"
 
 
@@ -305,7 +305,7 @@ def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
 def rates(now: Sample, before: Sample, cores: Collection[int] = ()) -> dict[str, float]:
     """Returns rates of reports, latencies and use of resources between two samples.
 
-    The use by other programs is that of ``cores``; all cores if there are none.
+    Other programs' use is measured on ``cores`` or, if ``cores`` is empty, on all cores.
     """
     seconds = max(now.at - before.at, 1e-9)
     fresh = {

@@ -109,7 +109,7 @@ def check_tokens(network: Path) -> Iterator[Finding]:
 
 
 def check_encryption(network: Path) -> Iterator[Finding]:
-    """Finds private keys in clear."""
+    """Finds private keys that are not encrypted."""
     for role in ("shuffler", "coordinator"):
         folder = network / role
         files = [folder / "signing_key", *sorted((folder / "analyzer_keys").glob("*.key"))]

@@ -162,8 +162,8 @@ class Usage:
     """Resources that a service has used since its processes started, in seconds and bytes.
 
     ``main``, ``threads`` and ``pool`` are the processor time of the main thread (event loop), the
-    other threads, and the pools. ``waited`` (all threads) and ``pool_waited`` are the time that
-    they waited for a free processor. ``at`` is the time of the reading (monotonic).
+    other threads, and the pools. ``waited`` (all threads) and ``pool_waited`` (the pools) are
+    the time spent waiting for a free processor. ``at`` is the time of the reading (monotonic).
     """
 
     at: float
@@ -257,7 +257,7 @@ def _descendants(pid: int, children: dict[int, list[int]]) -> Iterator[Path]:
 def _seconds(process: Path) -> float:
     """Returns user and system time of a process, including threads that have ended.
 
-    Its clock (clock_getcpuclockid(3)) counts nanoseconds; /proc counts hundredths of a second.
+    Reads the process's clock (clock_getcpuclockid(3)): /proc has only hundredths of a second.
     """
     return time.clock_gettime((~int(process.name) << 3) | _ALL_THREADS)
 

@@ -68,7 +68,7 @@ def init_network(folder: Path, shuffler_url: str = "", coordinator_url: str = ""
     _write_token(coordinator / "shuffler_token", shuffler / "coordinator_token_hash")
     _write_token(operator / SHUFFLER_TOKEN_FILE, shuffler / "operator_token_hash")
     _write_token(operator / TOKEN_FILE, coordinator / "operator_token_hash")
-    # Tokens differ by service: with one for both, a service could read the other one's metrics.
+    # Each service has a token of its own, so that no service can read the other's metrics.
     for server in (shuffler, coordinator):
         _write_token(operator / f"{server.name}_metrics_token", server / "metrics_token_hash")
     _write_certificates(folder, {"shuffler": shuffler_url, "coordinator": coordinator_url})
@@ -289,7 +289,7 @@ def find_id(text: str, names: Mapping[str, str], none: LocalError, kind: str) ->
     """Returns the id with the name ``text``, or the id that begins with ``text``.
 
     ``names`` maps every id to its name. Raises the error ``none`` if no id fits, and an error with
-    its slug if several fit. ``kind`` says what the ids are of, such as "runs".
+    the same slug if several fit. ``kind`` names what has the ids, such as "runs".
     """
     matches = _matches(text, names)
     if len(matches) > 1:
