@@ -1,7 +1,7 @@
 """``riffle conformance``: offers batches to a client on loopback, and names its mistakes.
 
-`Recorder` plays the shuffler and keeps every byte, but also serves descriptors that no shuffler
-would countersign, loses an answer, or changes a batch's key. `session` compares the client's
+`Recorder` plays the shuffler and keeps every byte. It also makes faults: descriptors that no
+shuffler would countersign, a lost answer, a changed batch key. `session` compares the client's
 behaviour with docs/protocol.md. Each finding names a section of that page.
 """
 
@@ -106,7 +106,7 @@ class Recorder:
         return answer
 
     def _find(self, name: str) -> Offer | None:
-        """Returns the offer with this id, which for check 5 is only in the offer's descriptor."""
+        """Returns the offer with this id. For a test of check 5, only the descriptor has the id."""
         inside = f'"batch_id":"{name}"'.encode()
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
@@ -286,7 +286,7 @@ def _is_repeated(offer: Offer, body: bytes) -> bool:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with its lease's earlier one (same batch key) and other leases' reports."""
+    """Compares a report with the lease's first report (same key) and other leases' reports."""
     if lease not in offer.leases:
         is_reordered = sorted(lease) in map(sorted, offer.leases)
         why = "; a lease of this batch has its bytes in another order" * is_reordered
@@ -327,9 +327,9 @@ def session(
 ) -> Iterator[Finding]:
     """Offers everything to the client; yields what is right and what is wrong, step by step.
 
-    A bad offer counts as refused if the client looks at it and takes no slot, also not while it
-    lists batches for ``grace`` seconds after all good batches are over. The session also ends after
-    ``longest`` seconds, or ``idle`` seconds without lease request or upload.
+    A bad offer counts as refused if the client looks at it and never takes a slot. The session ends
+    when all good batches are over and the client only lists batches for ``grace`` seconds. It also
+    ends after ``longest`` seconds, or ``idle`` seconds without lease request or upload.
     """
     end, owner = time.monotonic() + longest, recorder.owner
     good = [offers.good_offer(case, owner) for case in cases]

@@ -1,6 +1,6 @@
 """The batches that ``riffle conformance`` offers to a client: good or with one fault.
 
-All batches are for one small environment with certain transitions, so the distribution of every
+All batches are for one small deterministic environment, so the distribution of every
 counter is known. A bad offer fails one of the checks in docs/protocol.md, section 11.
 """
 
@@ -55,7 +55,7 @@ LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
 BLANKS, AWAY, ZIPPED = "blanks in its JSON", "its descriptor redirected", "a compressed answer"
-"""Blanks before commas, where no JSON library writes any, so JSON that is written again differs."""
+"""Blanks before commas. No JSON library writes such blanks, so rewritten JSON differs."""
 EMPTY, STATUS = "an answer without results", "a final problem with status 503"
 SHUT, BEYOND, LACKING = "a user refused", "a slot beyond n", "an answer without a user"
 WIDE, WRONG_LEASES = "words of 32 bits", {STRANGER, BEYOND, LACKING}
@@ -74,9 +74,9 @@ random bits instead of 32 never draws the second policy."""
 
 
 def _support(*steps: int, full: int = 0) -> Support:
-    """Returns a support. If y is the certain next state, it allows y + s modulo X, s in ``steps``.
+    """Returns a support that allows y + s modulo X, s in ``steps``, where y is the true next state.
 
-    In its first ``full`` lists, and then also at the start, all states are possible.
+    If ``full`` is above 0, all states are possible at the start and in the first ``full`` lists.
     """
     each = enumerate(NEXT.ravel().tolist())
     lists = (tuple(sorted((y + s) % X for s in (steps, range(X))[k < full])) for k, y in each)
@@ -218,7 +218,7 @@ def _named(document: Json) -> Json:
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     """Returns the offer of a descriptor, which need not be valid.
 
-    Members with names in ``how`` (below) say how it is served and signed. They are left out.
+    The descriptor omits members named in ``how`` (below). They say how to serve and sign it.
     """
     pair = KeyPair.generate()
     how: Json = {"listed": document.get("batch_id"), "first": "", "label": signatures.LABEL_DEPOSIT}
@@ -243,7 +243,7 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
 
 
 def bad_offers(owner: Owner, cases: Sequence[Case]) -> Iterator[Offer]:
-    """Yields offers with one fault each; those of guarantees for each kind of batch."""
+    """Yields offers with one fault each. Every kind of batch is offered with faulty guarantees."""
     good = _document(cases[0], owner)
     wrong = ((2, *each) for each in _wrong_members(BatchDescriptor, good))
     rows = chain(_members(cases[0], owner, good), wrong, _others(owner), _envelopes(owner))

@@ -1,6 +1,6 @@
 """The owner of a client under test: environment, demands and people, and all throwaway keys.
 
-Whoever has the keys can open the client's reports: `read_report` names what is wrong with one.
+With the keys, `read_report` opens a client's report and names what is wrong with it.
 Sections are in docs/protocol.md.
 """
 
@@ -206,7 +206,7 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
 def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> str:
     """Returns `wrong_size` for the first report of a wrong size between the ids of ``leases``.
 
-    Returns "" if all sizes are right, as far as the ids are found.
+    Returns "" if it finds no wrong size. It skips ids that ``body`` does not contain.
     """
     ids = [form for lease in leases for form in (bytes.fromhex(lease), lease.encode())]
     places = sorted(at for each in ids if (at := body.find(each)) >= 0)

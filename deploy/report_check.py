@@ -29,7 +29,7 @@ HINTS = {
     "above": " (drawn on its own, for each report?)",
     "each is 0": " (are ones flipped as well as zeros?)",
 }
-"""What to look at if a test with such a name fails."""
+"""What to look at if a test fails, by a part of the test's name."""
 AXES = ("family", "h", "x", "a", "x'", "r")
 Floats = npt.NDArray[np.float64]
 
@@ -65,7 +65,7 @@ class Test:
         return self.section[0] == "6" or self.name.startswith(("noise of the ", "bits of "))
 
     def is_likely(self, law: Floats, level: float) -> bool:
-        """Returns whether this law gives a number as small or as large (two-sided, at a level)."""
+        """Returns whether the observed number is likely under ``law``: two-sided, at ``level``."""
         below, above = law[: self.observed + 1].sum(), law[self.observed :].sum()
         return bool(min(below, above) > level / 2)
 
@@ -81,7 +81,7 @@ class Test:
 
 
 def pooled_faults(pooled: dict[str, Test]) -> Iterator[MistakeError]:
-    """Yields the first fault of each section; if noise is wrong, only its fault.
+    """Yields the first fault of each section; if noise is wrong, only the faults of noise.
 
     Wrong noise also changes the numbers of policies and reward bits. Names the known mistakes that
     explain all tests of a section.
@@ -116,8 +116,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """For each policy: sets of counters (an episode raises one counter of each set); for each
-        step, the counter that a reward bit of 1 raises; for each step, the mean reward bit."""
+        """For each policy: sets of counters, and each step's reward counter and mean reward bit. An
+        episode raises one counter of each set. A reward bit of 1 raises the reward counter."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -133,7 +133,7 @@ class BatchLaw:
     def matches(self, counts: Ints, axis: int = 0, *values: int) -> npt.NDArray[np.bool_]:
         """Returns (n, M): whether report i, a row of counts, may hold an episode of policy m.
 
-        With ``values``, only counters with such a coordinate are looked at.
+        With ``values``, only counters with one of these values on ``axis`` are looked at.
         """
         where, found = self._coordinates[:, axis], []
         for required, *_ in self.paths:
@@ -162,7 +162,7 @@ class BatchLaw:
         for test in (test for test in tests if test.is_pooled and not failed):
             key = f"{test.section} {test.name}"
             pooled[key] = pooled[key] + test if key in pooled else test
-        # Too little noise fails many tests. The first shows how little; one that saw 0 shows where.
+        # Too little noise fails many tests. The first shows how little; a number of 0 shows where.
         where = [t for t in failed[1:] if not t.observed and t.name[:5] in {"noise", "least"}]
         yield from (test.fault for test in failed[:1] + where[:1] if test.fault)
 
@@ -204,7 +204,7 @@ class BatchLaw:
         return table
 
     def _why_lost(self, counts: Ints) -> str:
-        """Names the mistake with which all reports hold an episode, or where they hold none."""
+        """Names a mistake that explains all reports, or the places where they hold no episode."""
         for name, place in self._other_orders():
             if self.matches(counts[:, place]).any(axis=1).all():
                 return f"; all hold one {name}"
@@ -301,7 +301,7 @@ class BatchLaw:
 
     @cached_property
     def _pairs(self) -> dict[str, Ints]:
-        """For each axis, disjoint pairs of counters without data that differ only in it.
+        """For each axis, disjoint pairs of counters without data that differ only on this axis.
 
         For the axis of families, pairs of counters that have the same place in their families.
         """
@@ -316,7 +316,7 @@ class BatchLaw:
         return found
 
     def _episode_tests(self, counts: Ints) -> Iterator[Test]:
-        """Yields tests of policies, reward bits, and what stands beside an episode."""
+        """Yields tests of policies, of reward bits, and of noise on the counters of an episode."""
         (bits, p), n, matches = noise_bits(self.descriptor), len(counts), self.matches(counts)
         weights, local = self.descriptor.mixture.probabilities, self.descriptor.trust == "local"
         others = {f"policy {k} alone": np.eye(weights.size)[k] for k in range(weights.size)}

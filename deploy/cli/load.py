@@ -156,8 +156,8 @@ def wire_command(
 
     With --aggregation sums, compare the processor time of a summed report and a report of messages.
 
-    The exit code is 1 if the share of the cryptography's rate, the servers' cost or the speedup
-    misses its target.
+    The exit code is 1 if a number misses its target: Riffle's rate divided by the cryptography's
+    rate, the servers' cost, or the speedup.
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:
@@ -249,7 +249,7 @@ def check_report_command(
 def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
     """Yields what is right and what is wrong about one report, whatever its episode is.
 
-    A number of ones is wrong if a correct client has it, or one more extreme, at `ERROR_RATE`.
+    The number of ones is wrong if its tail probability (correct client) is at most `ERROR_RATE`.
     """
     d, layout = keys.context.descriptor, keys.context.descriptor.layout
     try:

@@ -238,8 +238,8 @@ def _next_step(run: str, network: Path, url: str | None, *, last: bool) -> str:
     """Returns the sentence that tells where to find a deployment's later results.
 
     ``last``: the run ends with this deployment. Then the network of ``riffle up`` may end, too.
-    This command cannot tell who started the network, so the sentence may name both places of
-    results.
+    This command cannot tell whether ``riffle up`` created the run, so the sentence may name both
+    the folder of ``riffle up`` and ``riffle show``.
     """
     words = ["riffle", "show", run, "--network", str(network)]
     show = shlex.join(words + ([] if url is None else ["--coordinator-url", url]))
