@@ -2,7 +2,7 @@
 
 The node's own code makes each report. Draws are keyed by (run, batch, slot), as in a seeded run
 on a network. A network run with the same spec, run id and test seed has the same private counts.
-Seed s adds s to both seeds of the spec. The simulation can run every environment of a node.
+Seed s adds s to the spec's ``seed`` and ``test_seed``. Any environment of a node can be simulated.
 """
 
 import time

@@ -281,7 +281,7 @@ class Pipeline:
     async def _encode(self, job: Job, chunk: Sequence[Lease]) -> tuple[Report, int]:
         """Returns the messages of a chunk's reports, and how many episodes ended in time.
 
-        The reports of overdue episodes carry noise only. While an overdue episode runs, no other
+        The reports of overdue episodes contain only noise. While an overdue episode runs, no other
         begins (`is_stuck`).
         """
         progress, start = _Progress(self.environment, [None] * len(chunk)), self.monotonic()

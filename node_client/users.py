@@ -131,7 +131,7 @@ class Users:
         return [str(row[0]) for row in rows if row[0] not in skipped][:count]
 
     def over_limit(self, charge: Charge) -> set[str]:
-        """Returns the users who would exceed their lifetime limit with a batch, as far as known."""
+        """Returns the users whom `next_users` left out because of their lifetime limit."""
         return self._over_limit.get(charge.batch_id, set())
 
     def mark_asked(

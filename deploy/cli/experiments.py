@@ -99,8 +99,8 @@ def sweep_command(
 ) -> None:
     """Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.
 
-    Give the grid by options, all repeatable but --beta, or name a figure of the papers. The results
-    are CSV, PNG, SVG, a Markdown table with bands, and a manifest. Finished results are not
+    Give the grid by options (all but --beta can be repeated), or name a figure of the papers. The
+    results are CSV, PNG, SVG, a Markdown table with bands, and a manifest. Finished results are not
     overwritten. After an interruption, the same command goes on where it stopped. The exit code is
     1 if nothing could be computed.
     """

@@ -1,6 +1,6 @@
 """The command ``riffle``: its table of commands, and its entry point.
 
-Only the module of the given command is imported, because `riffle simulate` imports for seconds and
+Only the module of the given command is imported. The imports of `riffle simulate` take seconds, and
 containers run `riffle health` every few seconds.
 """
 

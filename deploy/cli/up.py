@@ -176,7 +176,7 @@ def results(out: Path, *, force: bool, names: Sequence[str] = FILES) -> Iterator
 
 
 def _run_on(network: LoopbackNetwork, chosen: Preset, started: float) -> dict[str, Any]:
-    """Runs to the end on a newly started network; writes files and returns the summary."""
+    """Runs a preset to its end on a new network; writes files and returns the summary."""
     out = network.config.folder
     progress.print(
         f"shuffler {network.shuffler_url}, coordinator and page {network.coordinator_url}, "

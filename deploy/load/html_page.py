@@ -187,7 +187,7 @@ def next_step(summary: Summary) -> str:
 
 
 def _options(parameters: Summary) -> str:
-    """Returns the options of a load with these parameters, as far as they are not the defaults."""
+    """Returns the command-line options of a load. Some are left out if they have their defaults."""
     words = "--nodes {nodes} --rate {rate:g} --duration {seconds:g} --batch {reports_a_batch}"
     for option, name in OPTIONS.items():
         words += f" --{option} {{{name}}}" * (parameters[name] != DEFAULTS[option])

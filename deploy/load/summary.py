@@ -145,7 +145,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
     """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
 
     Adds ``capacity``: the largest carried rate (in started reports a second), whether a batch
-    filled at this rate, and a row for each rate. A carried try replaces a failed one. An
+    filled at this rate, and a row for each rate. A carried try replaces a failed try. An
     interrupted load counts only if it is the only one.
     """
     whole = [step for step in steps if not step.get("interrupted")] or steps

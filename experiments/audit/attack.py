@@ -62,7 +62,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Counts the event in both populations: first in the one where it is likelier."""
+        """Returns two counts: in the population where the event is likelier, and in the other."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:
@@ -232,7 +232,7 @@ def judge(
     fresh: dict[str, Scores],
     error: float,
 ) -> Attack:
-    """Returns an attack's outcome at the setting's claim."""
+    """Compares an attack's bounds with the setting's claim; returns the outcome."""
     epsilon, beta = setting.epsilon, setting.beta
     bounds = bound(tuning, fresh, epsilon=epsilon, beta=beta, error=error)
     return Attack(name, epsilon, beta, bounds)
@@ -247,7 +247,7 @@ def both_views(world: World, trials: int, start: int = 0) -> Pair:
 
 
 def scores(world: World, pair: Pair) -> dict[str, Scores]:
-    """Returns the scores of both distinguishers."""
+    """Returns the scores of the distinguishers "likelihood ratio" and "head"."""
     up, down = world.cells()
 
     def head(view: Views) -> FloatArray:

@@ -1,9 +1,9 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-The claim is violated if a bound exceeds it, or if the observer guesses better than chance. If
-trials with real seals have another law than trials without encryption, the claim counts as
-violated, too: the bounds then say nothing about the product. The observer and the seals are tested
-at level 1e-6, which adds almost nothing to the family-wise error.
+The claim is violated if a bound exceeds it, or if the observer guesses better than chance. The
+bounds hold for the product only if trials with real seals have the same law as trials without
+encryption. If the laws differ, the claim counts as violated, too. The observer and the seals are
+tested at level 1e-6, which adds almost nothing to the family-wise error.
 """
 
 import time

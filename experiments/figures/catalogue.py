@@ -92,7 +92,7 @@ class Figure:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, each once."""
+        """The runs of all curves, without repetition."""
         return tuple(dict.fromkeys(run for curve in self.curves for run in curve.runs))
 
 

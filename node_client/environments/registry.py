@@ -53,8 +53,8 @@ _SIZES = frozenset({"states", "actions", "horizon"})
 def make(reference: object, **values: Parameter | None) -> Environment:
     """Makes a fresh environment. Parameters that are None count as not given.
 
-    ``reference`` is an id. Simulations may instead give an environment with Riffle's or Gymnasium's
-    interface, or a function or class that makes such an environment.
+    ``reference`` is an id. In simulations, it may also be an environment with Riffle's or
+    Gymnasium's interface, or a function or class that makes such an environment.
 
     Raises LocalError ``invalid-spec`` if an id, a parameter or its value is wrong, if the
     environment's sizes are not the given ones, or if an external environment has a mistake.
@@ -239,12 +239,12 @@ def _spectrum(channels: int = 2, horizon: int = 6) -> Environment:
 
 
 def _random(states: int = 4, actions: int = 2, horizon: int = 6, seed: int = 0) -> Environment:
-    """A random MDP, drawn from its seed."""
+    """A random MDP, drawn from ``seed``."""
     return TabularEnvironment(random_mdp(Sizes(states, actions, horizon), seed))
 
 
 def _layered(widths: str = "1-3-3-3-1", actions: int = 2, seed: int = 0) -> Environment:
-    """A loop-free MDP with layers of the given sizes, drawn from its seed (paper 004)."""
+    """A loop-free MDP with layers of ``widths`` states, drawn from ``seed`` (paper 004)."""
     try:
         sizes = tuple(map(int, widths.split("-")))
     except ValueError as error:
