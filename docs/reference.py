@@ -95,9 +95,9 @@ def learners_page() -> str:
         "Also in the simulator only, `uc-o-reps` and `uob-lbps` of `004` learn from losses that an "
         "adversary fixes beforehand ([figures](figures.md)). Their environment is `LayeredMDP-v0`, "
         "drawn anew for each seed, or any environment with a known MDP. `simulate` unrolls that "
-        "MDP in time: the same state at two steps becomes two states. There the mean of a loss is "
-        "one minus the reward, unless `--option adversary=NAME` says otherwise. Other options: "
-        "`privacy`, `scale` (of the confidence set), `eta` (the learning rate), and, for "
+        "MDP in time: the same state at two steps becomes two states. With such an MDP the mean of "
+        "a loss is one minus the reward, unless `--option adversary` names an adversary. Other "
+        "options: `privacy`, `scale` (of the confidence set), `eta` (the learning rate), and, for "
         "`uob-lbps`, `estimator` (`correct` or `paper`: [corrections](corrections.md)).",
         "For every learner that works in batches, `--option support=false` and `--option "
         "homogeneous=false` ignore what the environment declares "
