@@ -107,7 +107,8 @@ def learners_page() -> str:
         "`--option NAME=VALUE` replaces one constant of the set that `--constants` names. All "
         "variants of SDP-PE have these options; the [ablation](ablation.md) measures them. "
         "Letters, lines and equations are those of `000`; modules such as `evidence` are below "
-        "`coordinator/learning/`.",
+        "`coordinator/learning/`. A stage of `000` has two parts. Its crude batches explore to "
+        "give a first, crude model. Its fine batch explores with the help of this model.",
         _table(("option", *(f"`{name}`" for name in CONSTANTS), "meaning"), _sdp_pe_options()),
         "## Options of batched UCBVI",
         "The learner `ucbvi-shuffle` has these options, which "

@@ -32,8 +32,8 @@ class Constants:
         the crude model P~cru from `memory`.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
-    auxiliary_share: share of the fine batch that runs pi_0, the policies of Algorithm 2; the rest
-        runs pi^ref, the mixture of Eq. 4.
+    auxiliary_share: share of a stage's fine batch that runs pi_0, the policies of Algorithm 2. The
+        rest of the fine batch runs pi^ref, the mixture of Eq. 4.
     best_share: share of the fine batch that runs the best policy in the previous stage's model. In
         the first stage, the share is 0.
     likely_share: share of the fine batch that runs the best policy of each of 50 bootstrap draws.
@@ -61,8 +61,10 @@ class Constants:
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
         enumerates them if there are at most 2^24 (see `active`).
     radius_scale: factor of the radius; C of `paper`.
-    radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` is `radius_scale`
-        times the quantile 1 - delta / B of gaps in value, for B stages (see `estimation`).
+    radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` draws models from
+        the counts. It is `radius_scale` times the (1 - delta / B)-quantile of the draws' gaps, for
+        B stages. A gap is the value that a model's best policy loses in another model (see
+        `estimation`).
     """
 
     name: str = "paper"
