@@ -19,7 +19,7 @@ WEB_SOURCES := $(wildcard $(addprefix $(WEB)/,*.json *.mjs src/*.ts src/*/*.ts d
 
 test: $(VENV)/.installed-dev
 	@$(MAKE) --silent $(WEB)/dist/.built || echo "skipping the tests of $(WEB): it cannot be built here"
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -30,7 +30,7 @@ types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 check: lint types
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(COVERAGE)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(COVERAGE)
 	$(BIN)/python .ci/check_coverage.py build/coverage.json
 
 $(VENV)/.installed: requirements.lock pyproject.toml

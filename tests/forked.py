@@ -17,6 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import IO, Any
 
+from riffle.common.process import workers
+
 SERVER = multiprocessing.get_context("forkserver")
 LOADED = ("riffle.shuffler.app", "riffle.coordinator.app", "riffle.node_client.main")
 SERVER.set_forkserver_preload(["riffle.deploy.cli.network", "uvloop", "httptools", *LOADED])
@@ -77,6 +79,16 @@ def _serve(role: str, environment: dict[str, str], log: Any, inherited: list[Any
     for file in inherited:
         file.detach()  # stays open as long as the process lives
     sys.argv = ["riffle", role]
+    _fork_workers()
     from riffle.deploy.cli.main import main
 
     main()
+
+
+def _fork_workers() -> None:
+    """Has the process that forks services fork their worker processes as well."""
+    from unittest.mock import patch
+
+    # Otherwise each service would start a fork server of its own.
+    patch.object(forkserver._forkserver, "ensure_running", lambda: None).start()
+    patch.object(workers, "SPAWN", SERVER).start()

@@ -274,8 +274,9 @@ def test_a_good_batch_has_no_successors_of_states_that_cannot_be_reached() -> No
     assert support[0][1] == [[], []]
 
 
+@pytest.mark.long
 def test_riffles_own_node_passes(tmp_path: Path) -> None:
-    """In full it takes 10 seconds: `riffle conformance -- python -P tests/deploy/own_node.py`."""
+    """In full it takes a minute: `riffle conformance -- python -P tests/deploy/own_node.py`."""
     command = ["conformance", "--families", "lean", "--out", str(tmp_path), "--format", "json"]
     done = riffle(*command, "--", sys.executable, "-P", str(OWN_NODE))
     document = json.loads(done.stdout)

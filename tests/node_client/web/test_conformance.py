@@ -8,6 +8,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from riffle.deploy import offers
 from riffle.deploy.conformance import Recorder, serving, session
 from riffle.deploy.offers import FAULTS, Case
@@ -18,6 +20,7 @@ QUICK = [Case("lean", 1), Case("paper", support=True)]
 QUICK += [Case(layer=1, support=True, fault=fault) for fault in FAULTS]
 
 
+@pytest.mark.long
 def test_the_node_makes_no_mistake(dist: Path, tmp_path: Path) -> None:
     if os.environ.get("RIFFLE_WEB_CONFORMANCE") == "all":
         command = ["conformance", "--out", str(tmp_path), "--format", "json", "--"]
