@@ -74,9 +74,9 @@ random bits instead of 32 never draws the second policy."""
 
 
 def _support(*steps: int, full: int = 0) -> Support:
-    """Returns a support that allows y + s modulo X, s in ``steps``, where y is the true next state.
+    """Returns a support. It allows y + s modulo X for s in ``steps``, with y the true next state.
 
-    If ``full`` is above 0, all states are possible at the start and in the first ``full`` lists.
+    If ``full`` is above 0, the start and the first ``full`` lists of successors allow all states.
     """
     each = enumerate(NEXT.ravel().tolist())
     lists = (tuple(sorted((y + s) % X for s in (steps, range(X))[k < full])) for k, y in each)
@@ -218,7 +218,7 @@ def _named(document: Json) -> Json:
 def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     """Returns the offer of a descriptor, which need not be valid.
 
-    The descriptor omits members named in ``how`` (below). They say how to serve and sign it.
+    Members named in ``how`` (below) say how to serve and sign the descriptor, and are not in it.
     """
     pair = KeyPair.generate()
     how: Json = {"listed": document.get("batch_id"), "first": "", "label": signatures.LABEL_DEPOSIT}
@@ -265,7 +265,7 @@ a good descriptor. The value ``...`` removes a member. A function is applied to 
 def _wrong_members(kind: type[Document], good: Json) -> Iterator[tuple[str, Json]]:
     """Yields members that a document's schema does not allow: the fault, and the changed member.
 
-    The value ``...`` removes a member. A function is applied to the good value.
+    The value ``...`` removes a member. If the value is a function, it changes the good value.
     """
     schema = kind.model_json_schema()
     for name, rule in schema["properties"].items():
@@ -349,7 +349,7 @@ def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
 
 
 def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
-    """Yields rows with a weaker guarantee than the owner demands or the descriptor promises."""
+    """Yields faults: a weaker guarantee than the owner demands or than the descriptor promises."""
     batch, kind = partial(_document, base, owner), f"; {base.name}"
     yield 24, f"one owner may hold more slots than allowed{kind}", batch(dishonest_fraction=0.3)
     is_coarse = base.trust == "central" or base.aggregation == "sums"  # noise comes in whole bits
@@ -384,7 +384,7 @@ def _others(owner: Owner) -> Iterator[Row]:
 
 
 def _envelopes(owner: Owner) -> Iterator[Row]:
-    """Yields rows with faults of bytes, signatures and batch key; `_offer` explains the names."""
+    """Yields faults of a descriptor's bytes, of its signatures and of the batch key (`_offer`)."""
     other, low = os.urandom(32), b"\1" + bytes(31)
     yield 1, "it has more than 16777216 bytes", {"first": " " * (1 << 24)}
     yield 2, "it has a member twice", {"first": '"n": 1 ,'}

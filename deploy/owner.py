@@ -1,7 +1,7 @@
-"""The owner of a client under test: environment, demands and people, and all throwaway keys.
+"""The owner of a client under test: environment, demands, people, and keys for the test alone.
 
 With the keys, `read_report` opens a client's report and names what is wrong with it.
-Sections are in docs/protocol.md.
+Section numbers are those of docs/protocol.md.
 """
 
 import hashlib

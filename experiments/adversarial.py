@@ -1,4 +1,4 @@
-"""Runs the two algorithms of paper 004 against oblivious adversaries: `run`.
+"""Runs the two algorithms of paper 004 against oblivious adversaries.
 
 The adversary fixes all losses l_1..l_K in [0, 1] before the first episode. UC-O-REPS has full
 information: after an episode, it receives private sums of all losses. UOB-LBPS has bandit feedback:

@@ -68,7 +68,7 @@ class Case:
 
     @property
     def full(self) -> bool:
-        """Returns whether the learner sees the losses of all pairs (full information)."""
+        """Returns whether the learner sees the losses of all (x, a): full information."""
         return self.name == "uc-o-reps"
 
 

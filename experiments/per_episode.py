@@ -1,4 +1,4 @@
-"""Simulates UCBVI and its private variants, and returns the regret curve: `run`.
+"""Simulates UCBVI and its private variants. `run` returns the regret over time.
 
 These learners plan before every episode and update after it, so a compiled loop runs one user at a
 time. `coordinator.learning.ucbvi_parameters` describes the algorithm. Regret is exact

@@ -176,7 +176,7 @@ class Result:
         }
 
     def _failures(self) -> dict[str, Any]:
-        """Returns the mean reward and the failed episodes, if the run was user by user."""
+        """Returns the mean reward and the failed episodes, if users were simulated one by one."""
         rewards = [r.reward_mean for r in self.results if r.reward_mean is not None]
         first = next((r.first_failure for r in self.results if r.first_failure), None)
         failed = sum(r.episodes_failed or 0 for r in self.results)

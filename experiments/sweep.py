@@ -285,7 +285,7 @@ def sweep(jobs: Sequence[Job], rows: Rows, backend: Backend, on_row: Callable[[R
 def run_jobs(
     run: Callable[[T], R], jobs: Sequence[T], backend: Backend, *, ordered: bool = True
 ) -> Iterator[R]:
-    """Yields ``run(job)`` for each job: in the order of the jobs if ``ordered``, or as they end."""
+    """Yields ``run(job)`` for each job. Without ``ordered``, yields a result when its job ends."""
     if backend.address is None and min(backend.workers, len(jobs)) <= 1:
         yield from map(run, jobs)
         return

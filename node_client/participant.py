@@ -102,8 +102,8 @@ class UserLease:
         random bit of the reward is kept.
 
         Raises LocalError ``late`` if the episode is over. Raises LocalError ``wrong-state`` if
-        ``step`` is not the next step, ``state`` is not the current state, or ``action`` differs
-        from `act`. Raises LocalError ``wrong-size`` if a value is out of its range.
+        ``step`` is not the next step, ``state`` is not the current state, or ``action`` is not
+        `act`'s action. Raises LocalError ``wrong-size`` if a value is out of its range.
         """
         steps, after = self.open_steps(), None if next_state is None else int(next_state)
         if 0 <= step < len(steps) and (steps[step][0], steps[step][2]) == (state, after):

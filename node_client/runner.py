@@ -228,7 +228,7 @@ class Runner:
         return asked
 
     async def _serve(self, node: NodeState, job: Job, free: int) -> int | None:
-        """Does `_lease_and_submit` for one node. Raises LocalError if the record of users fails."""
+        """Lets one node serve a batch. Raises LocalError if the record of users fails."""
         if self._users_file_failures:  # take no slot from others until users can be marked again
             await asyncio.to_thread(self.pipeline.users.check_writable)
         most = min(self.users_a_request, await self.most_users(job))

@@ -118,7 +118,7 @@ class SealingPool(AbstractContextManager["SealingPool"]):
         return b"".join(await asyncio.gather(*(self._seal(keys, part) for part in parts)))
 
     async def _seal(self, keys: SealKeys, rows: Report) -> bytes:
-        """Seals one task. If a worker dies, repeats the task, because nothing was sent yet."""
+        """Seals one task's reports. If a worker dies, repeats the task: nothing was sent yet."""
         for _ in range(_BREAKS_IN_A_ROW):
             pool = self._pool
             try:

@@ -1,4 +1,4 @@
-"""Records durably which users of a node process were asked, so that nobody is asked twice.
+"""Records durably which users a node process asked for an episode, so that it asks nobody twice.
 
 Before a node runs a user's episode, it marks the user as asked, in a synced transaction. If the
 node then crashes, it never asks that user again (with epochs: not before the next epoch).

@@ -188,8 +188,8 @@ def decide_lease(room: Room, *, new: bool, barred: bool) -> Decision:
     """Returns the decision on a user who has no live lease of this open batch at this node.
 
     ``new``: no node of the owner has named the user before. ``barred``: the user has reported, or
-    has a live lease elsewhere. The refusal does not tell which. Only a node that has room learns
-    whether a user is barred: to try out an id, the node must risk a slot.
+    has a live lease elsewhere. The refusal does not tell which of these is true. Only a node that
+    has room learns whether a user is barred: to try out an id, the node must risk a slot.
     """
     if room.free_slots < 1:
         return "batch-full"

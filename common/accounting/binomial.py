@@ -135,7 +135,7 @@ def step_losses(q: float) -> Losses:
 
 
 def trim(losses: Losses, budget: float) -> Losses:
-    """On each side, cuts the longest tail of mass at most `budget`. Adds its mass to `dropped`.
+    """On each side, cuts the longest tail of mass at most `budget`. `dropped` gets the cut mass.
 
     A tail of tiny mass at huge loss would dominate the bounds on the errors.
     """

@@ -155,7 +155,7 @@ def tilted(mass: FloatArray, exponent: FloatArray) -> tuple[FloatArray, float]:
 
 
 def cumulants(parts: Sequence[Part], s: float) -> tuple[float, float, float]:
-    """Returns K(s) of the composed finite losses, their tilted mean K'(s) and variance K''(s)."""
+    """Returns K(s) = log E[exp(s S)], K'(s) and K''(s). S is the sum of all finite losses."""
     K = mean = variance = 0.0
     for part, count in parts:
         exponent = s * part.loss

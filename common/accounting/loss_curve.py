@@ -148,9 +148,10 @@ class Curve:
         return 1.0 if epsilon < self.start else min(1.0, self._total(epsilon, 0.0))
 
     def epsilon(self, delta: float, overflow: float = 0.0) -> float:
-        """Returns the least e >= start at which delta(e) + charge(e, overflow) <= delta.
+        """Returns the least epsilon >= `start` at which the total delta is at most ``delta``.
 
-        Returns infinity if there is none. For a lower bound, ``overflow`` is negative.
+        To delta(epsilon), the total adds `charge(epsilon, overflow)`, the cost of dropped noise.
+        Returns infinity if no epsilon is enough. For a lower bound, ``overflow`` is negative.
         """
         if not 0.0 <= delta <= 1.0:
             raise ValueError(f"delta must lie in [0, 1], got {delta}")
@@ -167,7 +168,7 @@ class Curve:
         return self.infinite + finite + charge(epsilon, overflow)
 
     def _slope(self, epsilon: float, overflow: float) -> float:
-        """Returns the right derivative of `_total` with respect to epsilon."""
+        """Returns the right derivative, in epsilon, of delta plus the cost of dropped noise."""
         i = int(np.searchsorted(self.loss, epsilon, side="right"))
         finite = float(np.sum(self.mass[i:] * np.exp(epsilon - self.loss[i:])))
         if epsilon > LARGEST_EPSILON:

@@ -26,7 +26,7 @@ BYTES_AT_ONCE = 1 << 22
 
 
 def encode(layout: CounterLayout, episode: Episode | None) -> Ints:
-    """The user's part: returns the ``data_slots`` indices of one report, dummies last."""
+    """Returns the ``data_slots`` indices of one report, with dummies last: the user's part."""
     indices = np.full(layout.data_slots, layout.dummy, dtype=np.int64)
     if episode is not None:
         data = layout.encode(episode)

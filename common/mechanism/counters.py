@@ -181,7 +181,7 @@ class CounterLayout:
 
     @property
     def dummy(self) -> int:
-        """The index in a dummy message."""
+        """The index that a dummy message holds: the number of counters."""
         return self.counters
 
     @property
@@ -299,7 +299,7 @@ class CounterLayout:
 
     @cached_property
     def _places(self) -> Mapping[str, Ints] | None:
-        """Each family's counters, as sorted indices into its array; None without a support."""
+        """The sorted indices of each family's counters in its array; None if `support` is None."""
         if self.support is None:
             return None
         cells = self._in_scope

@@ -98,7 +98,7 @@ class Flips:
         return n * self.f
 
     def variance(self, n: int) -> float:
-        """Returns a debiased count's variance for any data: n f (1 - f) / (1 - 2 f)**2."""
+        """Returns a debiased count's variance with any data: n f (1 - f) / (1 - 2 f)**2."""
         return n * self.f * (1.0 - self.f) / (1.0 - 2.0 * self.f) ** 2
 
 

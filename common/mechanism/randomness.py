@@ -108,7 +108,7 @@ class _Law:
     ones: npt.NDArray[np.uint16]
 
     def settle(self, first: int, randomness: ByteSource) -> int:
-        """Draws more bits of U until the number of ones is certain, and returns that number."""
+        """Returns the number of ones. Reads more bits of the uniform U until they decide it."""
         low, high, known, drawn = 0, 1, first, FIRST_BITS
         while low != high:
             word = int.from_bytes(randomness.read(MORE_BITS // 8), "little")

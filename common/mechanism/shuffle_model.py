@@ -103,7 +103,7 @@ def _random_keys(size: int, randomness: ByteSource) -> npt.NDArray[np.uint64]:
 
 
 def count(layout: CounterLayout, messages: npt.NDArray[np.integer]) -> Ints:
-    """The analyzer's part, first step: counts each counter's messages (C,), without dummies.
+    """The analyzer's first step: returns each counter's number of messages (C,), without dummies.
 
     Raises ValueError if a message is neither a counter's index nor the dummy.
     """

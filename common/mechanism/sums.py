@@ -89,7 +89,7 @@ def encode(
 
 
 def mask(vector: Vector, private_key: bytes, analyzer_key: bytes, info: bytes) -> bytes:
-    """The user's part, second step: returns the report, E || masked vector.
+    """The user's second step: returns the report, which is the public key E and the masked vector.
 
     ``private_key`` (32 bytes) is fresh from the CSPRNG. ``info`` names the batch. Raises ValueError
     if the analyzer's key is a point of low order: then the mask would hide nothing.

@@ -157,7 +157,7 @@ def read_answer(
 ) -> D:
     """Returns a peer's document of type ``kind`` if ``fits`` accepts the document.
 
-    For a refusal, raises the result of `read_refusal`; for all else, LocalError ``unavailable``.
+    A refusal raises the result of `read_refusal`; any other answer, LocalError ``unavailable``.
     """
     status = response.status_code
     if not response.is_success:

@@ -286,7 +286,7 @@ class BatchDescriptor(Document):
 
     @property
     def padding(self) -> Padding:
-        """The slots of a report: for data and for noise."""
+        """The numbers of data slots and of noise slots in a report."""
         return Padding(self.data_slots, self.noise_slots)
 
     @property

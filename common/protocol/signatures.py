@@ -30,7 +30,7 @@ def public_key(private_key: bytes) -> bytes:
 
 
 def sign(private_key: bytes, message: bytes) -> str:
-    """Returns the signature of a message that already has its label, hex."""
+    """Returns the hexadecimal signature of a message that already begins with its label."""
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(message).hex()
 
 

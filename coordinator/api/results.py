@@ -134,7 +134,7 @@ def _supply(store: Store, run_id: str, supplied: TrueValueSpec) -> None:
 
 @router.get("/{run_id}/truth")
 async def show_true_values(run_id: str, store: StorePart) -> models.TrueValueCurve:
-    """Returns true values and regret, with confidence bands over runs equal up to ids and seeds."""
+    """Returns true values and regret, with confidence bands over runs that differ only in seeds."""
     return await in_thread(_true_values, store, run_id)
 
 

@@ -40,7 +40,7 @@ CHUNKS_A_WORKER = 4
 
 @dataclass(frozen=True, slots=True)
 class OpenedBatch:
-    """An opened batch's histogram (C + 1,), noise included (`common.mechanism.workflow.count`).
+    """An opened batch. ``histogram`` (C + 1,) has the entries of `workflow.count`, with noise.
 
     ``opened`` is the number of counted messages. ``failed`` is the number of messages that did not
     open, or named no counter. ``named`` has the positions of up to `MAX_NAMED` failed messages.

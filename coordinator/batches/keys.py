@@ -142,8 +142,8 @@ class KeyRing:
     def erase_unused(self, in_use: Callable[[], Collection[str]]) -> None:
         """Erases expired keys, with their files, except the public keys that ``in_use`` returns.
 
-        No new batch is sealed to an expired key. ``in_use`` is called after the expired keys are
-        read, so it knows all batches of these keys.
+        No new batch is sealed to an expired key. This method reads the expired keys before it calls
+        ``in_use``. So the answer of ``in_use`` covers all batches of these keys.
         """
         expired = {record.public for record in self.records() if record.state == "expired"}
         unused = expired - set(in_use()) if expired else expired

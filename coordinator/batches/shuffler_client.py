@@ -87,7 +87,7 @@ class ShufflerClient:
         )
 
     async def status(self, batch_id: str, wait: float) -> wire.BatchStatus:
-        """Returns the batch's status once the batch is sealed, or after ``wait`` seconds."""
+        """Returns the batch's status as soon as n reports are in, or after ``wait`` seconds."""
         path = f"/v1/batches/{batch_id}/status"
         params = {"wait": f"{wait:.3f}", "state": "sealed"}
         request = self._client.build_request("GET", path, params=params)

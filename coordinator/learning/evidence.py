@@ -52,7 +52,7 @@ class Evidence:
     mixtures: tuple[Mixture, ...] = ()
 
     def step(self, h: int) -> Evidence:
-        """Returns the counts of step h alone, Hs = 1."""
+        """Returns the counts of step h alone. The axis of steps keeps the length 1."""
         return replace(
             self,
             transitions=self.transitions[..., h : h + 1, :, :, :],

@@ -161,8 +161,8 @@ def imbalance(
 ) -> FloatArray:
     """Returns the part of counts (..., H, X, A, X) that breaks the equations of flow.
 
-    For counts c and true counts N, this part is M (c - N) with M = Sigma B' (B Sigma B')^-1 B (see
-    the module's docstring).
+    For counts c and true counts N, this part is M (c - N). In M = Sigma B' (B Sigma B')^-1 B, Sigma
+    is the noise's covariance, B the matrix of the equations, and B' its transpose.
     """
     excess = divergence(transitions)
     excess[..., 0] -= n

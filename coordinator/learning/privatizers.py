@@ -104,11 +104,12 @@ class AdditiveNoise:
         return generator.normal(0.0, self.scale, shape)
 
     def deviation(self, terms: int, log_term: float) -> float:
-        """Returns a bound that a sum of `terms` draws exceeds with probability <= 2 exp(-log_term).
+        """Returns a bound on the absolute value of a sum of `terms` draws of this noise.
 
-        The bound is on the sum's absolute value. With l = log_term, the Gaussian bound is sigma
-        sqrt(2 terms l). The sum of draws of Lap(b) is sub-gamma with variance factor 2 terms b^2
-        and scale b. So the Laplace bound is b (2 sqrt(terms l) + l) (Boucheron et al. 2003).
+        The bound fails with probability <= 2 exp(-log_term). With l = log_term, the Gaussian bound
+        is sigma sqrt(2 terms l). The sum of draws of Lap(b) is sub-gamma with variance factor 2
+        terms b^2 and scale b. So the Laplace bound is b (2 sqrt(terms l) + l) (Boucheron et al.
+        2003).
         """
         if self.kind == "none" or terms == 0:
             return 0.0
@@ -185,7 +186,7 @@ class BinaryMechanism:
         self._t = 0
 
     def add(self, sigma: FloatArray) -> FloatArray:
-        """Takes contribution t = 1..T; returns S_t with noise."""
+        """Takes the next contribution; returns the sum of all contributions so far, with noise."""
         if self._t == self.T:
             raise LearnerError(f"this Binary Mechanism was made for {self.T} contributions")
         self._t += 1

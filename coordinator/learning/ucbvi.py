@@ -1,11 +1,11 @@
 """UCBVI and private UCB-VI, compiled: episodes, a plan before each episode, and exact regret.
 
-`coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise in the
-same letters. In the tests, a NumPy oracle takes the same random draws in the same order, and gives
-the same policies. An episode takes 1 + 2 H uniform numbers: one for the start, and two for every
-step (the next state and the reward bit). A completed block or a user's message takes one draw of
-noise for each counter. Inner loops run over pairs (h, x, a) for one x' at a time, so that they fill
-vector registers.
+`coordinator.learning.ucbvi_parameters` describes the algorithm, its bonuses and its noise with the
+letters of this module. In the tests, a NumPy oracle takes the same random draws in the same order,
+and gives the same policies. An episode takes 1 + 2 H uniform numbers: one for the start, and two
+for every step (the next state and the reward bit). Each counter takes one draw of noise for a
+completed block (Central Privatizer) or for a user's message (Local Privatizer). Inner loops run
+over pairs (h, x, a) for one x' at a time, so that they fill vector registers.
 
 Arrays are float64: P (H, X, A, X), r (H, X, A), policy (H, X).
 """

@@ -16,10 +16,11 @@ Here V_H = 0, and sigma is the standard deviation of the noise on a visit count.
 multiplied by one factor, so that the batches fill (1 - exploit_share) K episodes.
 
 **Counts.** Each batch's counts are projected on the equations of flow, and added with the weights
-`visits` of `evidence`. Eq. 7 makes the sums consistent. Let s be the standard deviation of the
-noise on the visits to (h, x, a). The row of (h, x, a) gets `shrinkage` * s pseudo-visits
-(`evidence.shrink_rows`). So steps share one estimate until their counts rise above the noise. If
-all steps are declared to be alike, counts are summed over steps instead.
+`visits` of `evidence`. Eq. 7 of 000 then makes the sums of transitions and of visits agree. Let s
+be the standard deviation of the noise on the visits to (h, x, a). The transitions from (h, x, a)
+get `shrinkage` * s pseudo-visits, spread like the counts of (x, a) in all steps together
+(`evidence.shrink_rows`). While the counts of a step are below the noise, its estimate is close to
+the average of all steps. If all steps are declared alike, counts are summed over steps instead.
 
 **Bonus.** v_T is the variance of the noise on a weighted sum of transition counts. v_R is the
 variance of the noise on a weighted sum of rewards. N is the number of visits and pseudo-visits, or

@@ -143,7 +143,7 @@ def add_released(connection: Connection, run_id: str, index: int, opened: Opened
 
 
 def add_settlement(connection: Connection, run_id: str, settlement: Settlement, now: float) -> None:
-    """Records a batch's spend, counts, stage result and learner's summary, and their events."""
+    """Records a settled batch: spend, counts, stage result, learner's summary, and the event."""
     index, opened, spend = settlement.index, settlement.opened, settlement.spend
     row = move_deployment(
         connection,

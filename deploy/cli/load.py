@@ -247,9 +247,9 @@ def check_report_command(
 
 
 def _check_report(keys: BatchKeys, sealed: bytes) -> Iterator[Finding]:
-    """Yields what is right and what is wrong about one report, whatever its episode is.
+    """Yields the findings about one report that do not depend on its episode.
 
-    The number of ones is wrong if its tail probability (correct client) is at most `ERROR_RATE`.
+    A number of ones is wrong if its tail probability for a correct client is at most `ERROR_RATE`.
     """
     d, layout = keys.context.descriptor, keys.context.descriptor.layout
     try:

@@ -35,7 +35,7 @@ from riffle.deploy.report import Table, rows_of
 
 
 def _run_ids(context: typer.Context) -> list[str]:
-    """Returns ids and names for shell completion, or none if the coordinator does not answer."""
+    """Returns the runs' ids and names, for shell completion; [] if no coordinator answers."""
     network = context.params.get("network") or SECRETS
     with (
         contextlib.suppress(RiffleError),

@@ -143,7 +143,7 @@ def compare_command(
 
 
 def _refuse_unsupported(chosen: Preset, spec: RunSpec) -> None:
-    """Refuses a spec that no network of this command could run, before anything is started."""
+    """Refuses, before anything is started, a spec that no network of ``riffle up`` could run."""
     registry = Registry(files=chosen.learners)
     if spec.learner not in registry.names:
         # Imported only for this message.

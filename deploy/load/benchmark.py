@@ -169,7 +169,7 @@ def summarize(
     primitives: tuple[Primitive, Primitive],
     cores: int,
 ) -> dict[str, Any]:
-    """Returns the benchmark's document for a counted deployment and the resources that it used.
+    """Returns the benchmark's document: how fast one deployment was counted, and at what cost.
 
     ``nodes_http`` is the nodes' part of ``split.http``, and not part of the servers' cost.
     """

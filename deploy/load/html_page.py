@@ -324,8 +324,8 @@ def _line(
 
 
 def _table(title: str, rows: Mapping[str, Any], first: str = "") -> str:
-    """Returns rows under a heading, or "" if there are no rows. A row has one value, or
-    several values by column. If there are several, ``first`` names the first column."""
+    """Returns rows under a heading, or "" if there are no rows. A row has one value, or one value
+    for each column. With columns, ``first`` is the heading over the names of the rows."""
     columns = next(iter(rows.values()), None)
     head = f"<h2>{_text(title)}</h2><table>" if title else "<table>"
     if isinstance(columns, Mapping):

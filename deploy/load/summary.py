@@ -109,7 +109,7 @@ def _why_coordinator(evidence: Evidence) -> str:
 
 
 def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
-    """Returns the limit, and the reason, if requests take most of the time."""
+    """Returns what limits a load test in which requests take most of the time, and the reason."""
     answering, demand = evidence.answering, evidence.shuffler
     if demand is not None and demand >= SATURATED:
         return "shuffler", f"its processor: demand {demand:.2f}"

@@ -142,7 +142,7 @@ def check_certificates(network: Path, now: datetime.datetime) -> Iterator[Findin
 
 
 def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
-    """Checks whether a service is ready, and how far its clock differs from ours."""
+    """Checks whether a service is ready, and how far its clock is from this machine's clock."""
     try:
         answer = probe(f"{url}/readyz", ca_file)
     except httpx.HTTPError as error:

@@ -230,7 +230,7 @@ class LoopbackNetwork:
                 raise LocalError("unavailable", detail)
 
     def last_line(self, role: str) -> str:
-        """Returns the last line of a role's log or, if this is JSON, its ``detail`` or event."""
+        """Returns a role's last log line. Of a JSON line, returns the ``detail`` or ``event``."""
         lines = (self.config.folder / "logs" / f"{role}.log").read_text().strip().splitlines()
         try:
             event = json.loads(lines[-1])

@@ -134,7 +134,7 @@ def choose(tuning: Mapping[str, Scores], value: Value, error: float) -> Event:
 def rates(
     likelier: float | FloatArray, other: float | FloatArray, trials: int, error: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns Clopper-Pearson bounds: one below the first rate, one above the second rate."""
+    """Returns Clopper-Pearson bounds of rates: ``likelier`` from below, ``other`` from above."""
     return lower(likelier, trials, error), upper(other, trials, error)
 
 

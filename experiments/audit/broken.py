@@ -32,7 +32,7 @@ from riffle.experiments.audit.world import Setting, World
 
 
 def attack_envelopes(world: World, trials: int, error: float) -> Attack:
-    """Attacks one-envelope reports. The attacked claim is true for Riffle's own reports."""
+    """Attacks one-envelope reports, as if they had the (epsilon, beta) of Riffle's own reports."""
     tuning_trials = max(1, trials // TUNING_SHARE)
     tuning = _envelope_scores(world, tuning_trials, 0)
     fresh = _envelope_scores(world, trials, 2 * tuning_trials)
@@ -57,9 +57,10 @@ def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
 
 
 def _log_mean(world: World, v: Ints) -> FloatArray:
-    """Returns the log of the mean of g(v | e) / g(v | e'), (trials,), within [-CERTAIN, CERTAIN].
+    """Returns log likelihood ratios (trials,) of the vectors `v`, within [-CERTAIN, CERTAIN].
 
-    A vector that no user with e' can send must be user 0's.
+    The ratio is the mean of g(v | e) / g(v | e') (see the module's docstring). If no user with
+    episode e' can send a vector, the vector is user 0's.
     """
     up, down = world.cells()
     bits = world.noise.bits

@@ -143,7 +143,7 @@ def _rules(features: FloatArray, data: Bits) -> list[Rule]:
 
 
 def _by_tenths(features: FloatArray, data: Bits, column: int) -> Rule:
-    """Returns a rule: guess the data that most training users in the value's decile have."""
+    """Returns a rule. In each decile of a feature, it guesses what most training users have."""
     edges = np.unique(np.quantile(features[:, column], np.linspace(0.1, 0.9, 9)))
     bins = np.searchsorted(edges, features[:, column])
     balance = np.bincount(bins, weights=np.where(data, 1.0, -1.0), minlength=len(edges) + 1)

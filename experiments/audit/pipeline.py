@@ -38,8 +38,8 @@ from riffle.shuffler.store.vault import KEY_BYTES
 class Views:
     """The analyzer's views: counts (trials, C) of all messages, and ``head``.
 
-    ``head`` (trials, C) counts only the first data_slots messages, which are the first report's
-    data if the shuffle does not move it. With the aggregation `sums`, ``head`` is zero.
+    ``head`` (trials, C) counts only the first data_slots messages. If the shuffle moved nothing,
+    these would be the data of the first report. With the aggregation `sums`, ``head`` is zero.
     """
 
     counts: Ints

@@ -52,9 +52,9 @@ class Effort:
             raise ValueError("sealed trials and observed users must not be negative")
 
     def batches(self, encoding: Encoding) -> int | None:
-        """Returns how many batches an attack runs: tuning, fresh and sealed, for both populations.
+        """Returns how many batches an attack makes of both populations: to tune, to test, to seal.
 
-        Returns None for the papers' numbers, because all their views are drawn at once.
+        Returns None for ``paper-numbers``: that attack draws all views at once, without batches.
         """
         if encoding == "paper-numbers":
             return None

@@ -55,7 +55,7 @@ class GymnasiumEnvironment:
 
 
 class TabledGymnasium(GymnasiumEnvironment):
-    """A Gymnasium environment that publishes its table. ``mdp`` is the MDP of this table."""
+    """A Gymnasium environment that publishes a table P of transitions. ``mdp`` is made from P."""
 
     def __init__(self, env: GymnasiumLike, horizon: int, low: float, high: float) -> None:
         super().__init__(env, horizon, low, high)

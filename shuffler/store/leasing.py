@@ -156,7 +156,7 @@ def store_reports(
     cipher: ReportCipher | None,
     now: int,
 ) -> UploadSummary:
-    """Encrypts and stores accepted reports; counts others. Raises the errors of `lease_slots`."""
+    """Encrypts and stores accepted reports; counts refusals. Raises the errors of `lease_slots`."""
     users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)
     ids = [lease for lease, _, _ in frames]

@@ -178,7 +178,7 @@ class ReportCipher:
         self._tag_key = b""
 
     def encrypt(self, part: Sequence[int] | int, data: bytes) -> bytes:
-        """Returns the stored form of a part's reports or sum."""
+        """Returns ``data``, the reports or the sum of ``part``, encrypted for the store."""
         return self._cipher.seal(data, self._name(part))
 
     def decrypt(self, part: Sequence[int] | int, stored: bytes) -> bytes:

@@ -56,11 +56,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Bounds lower <= P(x'|x,a) <= upper, each (H, W, A, W), of a set without empty rows.
+    """The set of P with lower <= P(x'|x,a) <= upper, each (H, W, A, W). No row is empty.
 
-    Successors that do not exist have the bounds [0, 0]. States that do not exist are never reached;
-    their other bounds are [0, 1]. `widened` (H, W, A) is each row's shift s (see the module), zero
-    if the row was not widened.
+    Successors that do not exist have the bounds [0, 0]. A state that does not exist is never
+    reached; its existing successors have the bounds [0, 1]. `widened` (H, W, A) says by how much
+    both bounds of each row were moved outward, usually by 0.
     """
 
     lower: FloatArray
@@ -84,7 +84,7 @@ def log_iota(layers: Layers, K: int, delta: float) -> float:
 def estimate(
     layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0
 ) -> tuple[FloatArray, FloatArray]:
-    """Returns P~ of Eq. 2.5 and the width beta of Eq. 3.1, (H, W, A, W) each."""
+    """Returns P~ (004, Eq. 2.5) and the width beta (004, Eq. 3.1), each (H, W, A, W)."""
     N = counts.visits[..., None]
     unknown = np.broadcast_to(1 / layers.successors[..., None], layers.cells.shape)
     P = np.divide(counts.transitions, N, out=unknown * layers.cells, where=N > 0)
@@ -104,7 +104,7 @@ def everything(layers: Layers) -> Box:
 
 
 def box(layers: Layers, centre: FloatArray, width: FloatArray) -> Box:
-    """Returns the set |P - centre| <= width, with empty rows widened as the module describes."""
+    """Returns the set |P - centre| <= width. Empty rows are widened (see the module)."""
     lower, upper = np.zeros((2, *layers.cells.shape))
     widened = np.zeros(layers.pairs.shape)
     bounds(np.array(layers.widths), centre, width, lower, upper, widened)

@@ -49,7 +49,7 @@ STAY = 0.99  # share of the way to the boundary that a step may go
 
 
 def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) -> Step:
-    """Returns the step from a positive q_k (H, W, A, W) for cost = eta l^ (H, W, A).
+    """Returns the mirror-descent step from `q` (H, W, A, W) > 0. `cost` (H, W, A) is eta * losses.
 
     If rounding keeps the gap above GAP (as in boxes almost without interior), the search stops
     early. The answer states its gap. Raises LearnerError if the numbers are too extreme.
@@ -193,7 +193,7 @@ def duality_gap(
 def newton(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, mu: float, change: Floats
 ) -> Floats:
-    """Writes a Newton step towards mu into `change`; returns the new y (S,)."""
+    """Writes a Newton step for the barrier weight `mu` to `change`. Returns multipliers y (S,)."""
     R, W = problem.shape[1:]
     inverses, g = np.zeros((R, W, W)), np.zeros((R, W))
     S = own[-1] + 1

@@ -81,9 +81,10 @@ def ftrl_step(
     start: FloatArray | None = None,
     tolerance: float = TOLERANCE,
 ) -> Step:
-    """Returns the step for cost = eta L~ (H, W, A). Dual values start at `start` (H + 1, W) or 0.
+    """Returns the next occupancy measure. `cost` (H, W, A) is eta times the noisy losses L~.
 
-    If rounding keeps the residual above `tolerance` (as with costs beyond 10^3), the search stops.
+    W is the size of the largest layer. The dual values start at `start` (H + 1, W) or at 0. If
+    rounding keeps the residual above `tolerance` (as with costs beyond 10^3), the search stops.
     Raises LearnerError if the residual stays above HOPELESS, or a linear system is singular.
     """
     v = np.zeros((layers.H + 1, layers.W)) if start is None else start.copy()
@@ -156,11 +157,11 @@ def descend(
     p: Floats,
     flows: Floats,
 ) -> tuple[float, int]:
-    """Minimises f over v. Returns f and the number of iterations.
+    """Minimises the dual function f over `v`. Returns f and the number of iterations.
 
-    Overwrites v, `m`, `p` and `flows`. `m` gets m and ln m. `p` gets p, ln p, and p with zeros on
-    cells that are not free. `flows` gets the inflow and outflow of every state. If neither Newton's
-    step nor a damped step helps, the search stops.
+    Overwrites `v`, `m`, `p` and `flows`. The module's docstring defines f, m and p. `m` gets m and
+    ln m. `p` gets p, ln p, and p on free cells only. `flows` gets the inflow and outflow of every
+    state. If neither Newton's step nor a damped step helps, the search stops.
     """
     H, W = len(widths) - 1, v.shape[1]
     blocks, step, before = np.zeros((3, H, W, W)), np.zeros((H - 1, W)), v.copy()
@@ -201,7 +202,7 @@ def descend(
 def evaluate(
     widths: Ints, logs: Floats, cost: Floats, v: Floats, m: Floats, p: Floats, flows: Floats
 ) -> float:
-    """Returns f at v; overwrites m, p and flows."""
+    """Returns the dual function f at `v`; overwrites `m`, `p` and `flows` (see `descend`)."""
     H, A = len(widths) - 1, cost.shape[2]
     f = 0.0
     flows[:] = 0.0

@@ -2,12 +2,13 @@
 
     pi_1 = pi^{q_1}, q_1 uniform on every layer
     for k = 1..K:
-        execute pi_k; the Privatizer releases counts N_{k+1}, losses L_{k+1}         (lines 2-3)
+        execute pi_k; the Privatizer releases counts N_{k+1}, losses L~_{k+1}        (lines 2-3)
         P~_{k+1} from N~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1            (lines 4-5)
         q_{k+1} = argmin over Delta(P_{k+1}) of <L~_{k+1}, q> + psi(q) / eta         (line 6)
         pi_{k+1} = pi^{q_{k+1}}                                                      (line 7)
 
-with psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Delta(P) has
+where N~ are the post-processed counts N (`confidence`), and the losses L~ have noise. Here
+psi(q) = sum q ln q and, by Theorem 3.3, eta = sqrt(ln(XA/H) / K), delta = XA / K. Delta(P) has
 the occupancy measures of transitions in P, and pi^q is the policy that q induces (`layered`). Line
 6 is `omd.ftrl_step`.
 """
@@ -34,7 +35,7 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The constants of both algorithms of 004. `scale` multiplies the beta of Eq. 3.1."""
+    """The constants of both algorithms of 004. `scale` multiplies the width beta (004, Eq. 3.1)."""
 
     layers: Layers
     K: int
@@ -43,7 +44,10 @@ class Constants:
     scale: float = 1.0
 
     def confidence_set(self, transitions: FloatArray, visits: FloatArray, E: float) -> Box:
-        """Returns the confidence set from noisy counts (H, W, A, W), (H, W, A) of precision E."""
+        """Returns the confidence set for noisy `transitions` (H, W, A, W) and `visits` (H, W, A).
+
+        W is the size of the largest layer. The noise on every count is at most E / 4.
+        """
         counts = post_process(self.layers, transitions, visits, E)
         ln_iota = log_iota(self.layers, self.K, self.delta)
         return confidence_set(self.layers, counts, ln_iota, self.scale)

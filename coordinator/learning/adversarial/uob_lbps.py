@@ -2,7 +2,7 @@
 
     pi_1 = pi^{q_1}, q_1 uniform on every layer, P_1 all transitions
     for k = 1..K:
-        execute pi_k; the Privatizer releases N_{k+1} and the noisy loss l~_k        (lines 2-3)
+        execute pi_k; the Privatizer releases counts N_{k+1}, noisy losses l~_k      (lines 2-3)
         l"_k = l~_k / sqrt(1 + v), v the variance of the noise      (in place of line 4)
         l^_k = l"_k / u_k,   u_k(x, a) = max over P in P_k of q^{P, pi_k}(x, a)      (line 5)
         P~_{k+1}, and the confidence set P_{k+1} of Eq. 3.1                          (lines 6-7)
@@ -15,8 +15,8 @@ delta = XA / K. Delta(P) and pi^q are as in `uc_o_reps`.
 Line 4 of the paper (Eq. 4.1) is l" = (l~ + E') / (2 E' + 1). Here E' bounds the noise of all losses
 with probability 1 - delta (Assumption 4.1). Line 4 adds E' also to the loss of pairs that the
 episode did not visit. So rare pairs look bad and become rarer, and regret can be linear
-(docs/corrections.md). The corrected form above keeps the mean square of l" at most one, so that eta
-has the same scale as without noise. No regret bound is proved for either form with noise.
+(docs/corrections.md). The corrected form above keeps the mean square of l" at most one. So an eta
+that suits losses without noise suits l", too. No regret bound is proved for either form with noise.
 """
 
 from __future__ import annotations

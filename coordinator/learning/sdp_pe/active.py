@@ -74,7 +74,7 @@ class ActiveSet(Protocol):
         """Returns an upper bound of every member's value under a model."""
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
-        """Returns for every (x, a) a member that visits (h, x, a) often under P.
+        """Returns for every (x, a) an active policy that often visits (h, x, a) under P.
 
         The policies are (X, A, H, X). After step h, they take good actions under `then`. `value`
         (X, A) is the probability of the visit.
@@ -103,9 +103,9 @@ def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -
 
 @dataclass(frozen=True, slots=True)
 class Inequality:
-    """A stage's constraint: members have a value of at least `least` in `model`.
+    """A stage's constraint: active policies have a value of at least `least` in `model`.
 
-    A policy with a value of at least `sure` surely satisfies the exact constraint, V > t_b.
+    A policy with a value of at least `sure` surely exceeds the stage's exact threshold.
     """
 
     model: Model
@@ -138,7 +138,7 @@ class ImplicitPolicies:
         return all(float(value(*i.model, self.d1, policy)) >= i.least for i in self.inequalities)
 
     def best(self, model: Model) -> Plan:
-        """Returns a member of large value under a model, and that value."""
+        """Returns an active policy of large value under a model, and this value."""
         return self._best(model, [i.least for i in self.inequalities])
 
     def bound(self, model: Model) -> float:
@@ -187,7 +187,7 @@ class ImplicitPolicies:
         return replace(self, anchor=member.policy)._add(Inequality(model, least, sure)), best
 
     def _add(self, inequality: Inequality) -> ImplicitPolicies:
-        """Returns the set with one more inequality and only the decisions that then remain."""
+        """Returns the set with one more inequality. Removes actions that no member then takes."""
         inequalities, actions = (*self.inequalities, inequality), self.actions
         for s in reversed(inequalities):
             values = [_best_taking(s.model, actions, self.d1, h).value for h in range(len(actions))]

@@ -68,7 +68,7 @@ class Crude:
 
 @dataclass(frozen=True, slots=True)
 class Fine:
-    """The output of Algorithm 3: the model (P~ref, r~), with its counts, estimator and design."""
+    """The output of Algorithm 3 of 000: the model (P~ref, r~), its counts, estimator and design."""
 
     model: Model
     counts: tuple[Evidence, ...]

@@ -16,7 +16,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Every number and choice that shapes a run of SDP-PE. The defaults are the set `paper`.
+    """The constants of an SDP-PE run, in the letters of 000. The defaults are the set `paper`.
 
     schedule: `paper` is lines 1-4 of Algorithm 1. `fill` takes the largest number of whole stages
         that fits. Then `fill` raises the growth until the stages use all episodes that
@@ -28,8 +28,8 @@ class Constants:
         that is larger.
     crude_share: share of a stage's episodes that explore crudely. With levels `noise` and X = 1,
         crude batches have the smallest size, because there are no transitions to learn.
-    crude_every_stage: if false, only the first stage explores crudely. Later stages compute W and
-        the crude model P~cru from `memory`.
+    crude_every_stage: if false, only the first stage explores crudely. Later stages compute W
+        (see `levels`) and the crude model P~cru from `memory`.
     exploit_share: share of K for a last deployment of the best policy (0: none).
     smallest_n: no batch has fewer reports; smaller batches are rounded up to this size.
     auxiliary_share: share of a stage's fine batch that runs pi_0, the policies of Algorithm 2. The

@@ -62,8 +62,9 @@ class Block(NamedTuple):
 class EnumeratedPolicies:
     """The active set phi, an immutable `ActiveSet`.
 
-    `step_actions[h]` (choices, X) lists the action vectors of step h. `cut` is the step m where
-    suffixes begin. `active` (prefixes, suffixes) is phi, or None while nothing has been eliminated.
+    `step_actions[h]` (choices, X) lists the action vectors of step h. A policy's prefix has its
+    actions before step `cut`, and its suffix has the rest. `active` (prefixes, suffixes) is phi, or
+    None while nothing has been eliminated.
     """
 
     d1: FloatArray
@@ -144,7 +145,7 @@ class EnumeratedPolicies:
         return Plan(policies.reshape(X, A, *self._policy_shape), most.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[EnumeratedPolicies, float]:
-        """Drops active policies `radius` or more below the best value (Algorithm 1, line 9).
+        """Drops policies with values `radius` or more below the largest (000, Algorithm 1, line 9).
 
         Returns the remaining set and the best value. The best policies stay even at radius 0.
         """
@@ -172,7 +173,7 @@ class EnumeratedPolicies:
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
-        """Returns a flat class index's policy (H, X), with action 0 where no episode starts."""
+        """Returns class `index`'s policy (H, X). Where no episode starts, its first action is 0."""
         digits = np.unravel_index(index, self._counts)
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
@@ -280,7 +281,7 @@ class EnumeratedPolicies:
         return D, R
 
     def _suffix_values(self, model: Model) -> FloatArray:
-        """Returns the values V (suffixes, X) from the cut on."""
+        """Returns V (suffixes, X), the expected reward from step `cut` on."""
         V = np.zeros((1, self._policy_shape[1]))
         for h in reversed(range(self.cut, len(self.step_actions))):
             rows, rewards = _rows(model, h, self.step_actions[h])

@@ -191,7 +191,7 @@ def _resample(
     r: FloatArray,
     families: Families,
 ) -> Evidence:
-    """Returns `draws` random versions of a part, around its post-processed counts `centre`."""
+    """Draws the counts of `part` anew, `draws` times, around its post-processed counts `centre`."""
 
     def gaussian(mean: FloatArray, variance: FloatArray | float) -> FloatArray:
         drawn = generator.standard_normal((draws, *mean.shape))

@@ -215,7 +215,7 @@ def _take(Q: FloatArray, actions: PolicyArray) -> FloatArray:
 
 
 def _evaluate(stack: Constraints, r: FloatArray, policy: PolicyArray) -> Points:
-    """Returns policies (T, H, X) with their values."""
+    """Returns T policies (T, H, X) with their values, in the objective and in each constraint."""
     V = np.zeros((len(stack.P), *policy[:, 0].shape))
     for h in reversed(range(policy.shape[1])):
         V = _take(_backup(stack, r, V, h), policy[:, h])

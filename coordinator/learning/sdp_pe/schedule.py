@@ -4,13 +4,13 @@ Stage b of Algorithm 1 of 000 runs 3 L_b episodes: H crude batches that share L_
 of 2 L_b. `crude_share` is the share of the crude batches, a third in 000. In 003 their share is one
 half, so for 003 `crude_share` is multiplied by 3/2. Batch sizes are rounded:
 
-- the crude episodes are spread as evenly as possible: the first layers may take one episode more;
+- the crude batches of a stage have equal sizes, but the first ones may have one episode more;
 - a batch with fewer than `smallest_n` episodes gets `smallest_n` (the stage then exceeds 3 L_b);
-- the last stage (line 3) gets the remaining episodes, divided in the same way. If they are too few
-  for a stage's smallest batches, the fine batch of the previous stage takes them.
+- the last stage (Algorithm 1, line 3) gets the remaining episodes, divided in the same way. If too
+  few remain for a stage's smallest batches, the fine batch of the previous stage takes them.
 
-The sum in lines 2-3 of Algorithm 1 runs to b in the paper. Here it runs to b - 1, over the stages
-already finished.
+Lines 2-3 of Algorithm 1 add up the lengths of stages 1..b in the paper. Here they add up the
+lengths of the finished stages, 1..b - 1.
 """
 
 from __future__ import annotations
