@@ -209,7 +209,7 @@ class Recorder:
         return lease
 
     def _check_upload(self, offer: Offer, request: Request, body: bytes) -> None:
-        """Checks headers and time of an upload. Raises RemoteError if the batch has another key."""
+        """Checks headers and time of an upload. Raises RemoteError if it names an old batch key."""
         used, again = request.headers.get(wire.BATCH_KEY_HEADER), "expected the same request again"
         if request.url.query:
             offer.note("13.1", f"{again}; seen a redirection followed")

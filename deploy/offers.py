@@ -375,7 +375,7 @@ def _promises(base: Case, owner: Owner, good: Json) -> Iterator[Row]:
 
 
 def _others(owner: Owner) -> Iterator[Row]:
-    """Yields rows with a trust model or an aggregation that the owner does not allow."""
+    """Yields faults: a trust model or an aggregation that the owner does not allow."""
     for other in get_args(Trust):
         if other not in owner.trust:
             yield 12, f"its trust model is {other}", _document(Case(trust=other), owner)

@@ -67,9 +67,9 @@ class Operator:
     def of(cls, network: Path, url: str | None = None) -> Self:
         """Returns the operator of a network, with the token in its secrets folder.
 
-        ``url`` is by default the address in the folder or, if there is none, the default port on
-        this machine. Raises LocalError ``unavailable`` if there is no token. Raises ValueError if
-        the address is malformed, or is http and not on this machine.
+        If ``url`` is None, uses the address in the folder. If the folder has no address, uses the
+        default port on this machine. Raises LocalError ``unavailable`` if there is no token. Raises
+        ValueError if the address is malformed, or is http and not on this machine.
         """
         token = operator_token(network, TOKEN_FILE)
         return cls(operator_client(network, address(network, URL_FILE, url), token))
@@ -105,7 +105,7 @@ class Operator:
         return runs[find_id(text, names, none, "runs")]
 
     def stop(self, run_id: str) -> Answer:
-        """Stops a run. The coordinator abandons its open batch."""
+        """Stops a run. The coordinator abandons the run's open batch."""
         return self._call("POST", f"/v1/runs/{run_id}/stop", "spec")
 
     def deploy(self, run_id: str, deployment: ManualDeployment | Answer) -> Answer:

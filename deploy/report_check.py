@@ -71,7 +71,7 @@ class Test:
 
     @property
     def fault(self) -> MistakeError | None:
-        """The mistake if `observed` is too small or too large (at `LEVEL`), or None."""
+        """The mistake if `observed` is unlikely under `law` at the level `LEVEL`, else None."""
         if self.is_likely(self.law, LEVEL):
             return None
         mean = float(self.law @ np.arange(self.law.size))
@@ -81,10 +81,10 @@ class Test:
 
 
 def pooled_faults(pooled: dict[str, Test]) -> Iterator[MistakeError]:
-    """Yields the first fault of each section; if noise is wrong, only the faults of noise.
+    """Yields the first fault of each section of docs/protocol.md.
 
-    Wrong noise also changes the numbers of policies and reward bits. Names the known mistakes that
-    explain all tests of a section.
+    If noise is wrong, yields only the faults of noise: wrong noise also changes the numbers of
+    policies and reward bits. A fault names the known mistakes that explain all its section's tests.
     """
     failed = {test.section: fault for test in reversed(pooled.values()) if (fault := test.fault)}
     noise = [fault for section, fault in failed.items() if section[0] != "6"]

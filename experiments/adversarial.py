@@ -237,7 +237,7 @@ class Channel:
 
 
 def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
-    """Returns the true epsilon of a calibration for replacing one user."""
+    """Returns the epsilon that a calibration really gives if one user is replaced."""
     if calibration == "correct":
         return epsilon
     total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)

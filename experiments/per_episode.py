@@ -101,8 +101,8 @@ def run(
     """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
     `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
-    `constants` names a set (`practical`, `paper`), and `options` replace some of its numbers:
-    fields of `Bonus`.
+    `constants` names a set of numbers (`practical`, `paper`). `options` replace fields of `Bonus`
+    in this set.
 
     Raises LocalError ``invalid-spec`` for an unknown learner, set or option, K below one, or a
     checkpoint outside 1..K; ``unavailable`` if numba is not installed.

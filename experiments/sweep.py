@@ -84,7 +84,7 @@ class Run:
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:16]
 
     def own_code(self) -> str:
-        """Returns a digest of learner and environment, or "" if both are known names."""
+        """Returns a digest of learner and environment; "" if neither is the caller's own code."""
         code = [_code(part) for part in (self.learner, self.environment)]
         if code[1] is not None:
             made = self.chosen.make()
@@ -221,7 +221,7 @@ class Backend:
 
 
 def compute(run: Run, seed: int) -> SeedResult:
-    """Computes a run with one seed: by population or, if the MDP is not known, user by user.
+    """Computes a run with one seed. If the environment's MDP is unknown, simulates user by user.
 
     Raises RiffleError or ValueError if the run is refused. Raises LocalError ``wrong-state`` if the
     code of learner or environment changed after the run was made.

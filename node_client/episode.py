@@ -121,7 +121,7 @@ def play(
 
 
 def reward_mean(reward: float, reward_range: RewardRange) -> float:
-    """Scales a reward to a mean in [0, 1]. Raises ValueError outside the declared range."""
+    """Scales a reward to a mean in [0, 1]. Raises ValueError if it is outside `reward_range`."""
     low, high = reward_range
     mean = (reward - low) / (high - low)
     if not (math.isfinite(mean) and 0 <= mean <= 1):

@@ -66,7 +66,7 @@ class EventDocument(Document):
         return cls(**values | {"noise": NoiseDocument.of(event.noise)})
 
     def event(self) -> BatchEvent:
-        """Returns the event."""
+        """Returns the `BatchEvent` that this document describes."""
         return BatchEvent(**dict(self) | {"noise": self.noise.noise()})
 
 

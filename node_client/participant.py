@@ -151,7 +151,7 @@ class UserLease:
         self.row = row
 
     def episode(self) -> Episode | None:
-        """Returns the recorded episode; None if there is none, or it is outside the support."""
+        """Returns the recorded episode, or None if it is missing or has impossible transitions."""
         if (steps := self.row.steps) is None:
             return None
         last = self._app.absorbing if self.state is None else self.state

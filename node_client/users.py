@@ -109,7 +109,7 @@ class Users:
         return users + fresh
 
     def admit(self, user: str, charge: Charge | None = None) -> None:
-        """Adds a user whom an app names, if new.
+        """Adds a user whom an app names, unless the user is known.
 
         Raises LocalError ``user-unavailable`` if the user may not be asked for the batch of
         ``charge`` or, if ``charge`` is None, for any batch.
@@ -149,7 +149,7 @@ class Users:
         return users
 
     def give_back(self, leases: Sequence[Lease], charge: Charge) -> None:
-        """Gives back the charges for reports of which nothing has left the device."""
+        """Gives back the charges for reports. No part of these reports may have been sent."""
         if self.ledger is not None and leases:
             with suppress(LocalError):  # if this fails, they stay charged
                 self.ledger.give_back([lease.user for lease in leases], charge)
@@ -183,7 +183,7 @@ class Users:
         self._write(f"PRAGMA user_version = {SCHEMA_VERSION}", [()])
 
     def replace_unasked(self, listed: Mapping[str, Iterable[str]]) -> None:
-        """Replaces all users by the listed ones. Remembers who was asked, with `barred_until`."""
+        """Replaces all users by the listed ones. Users who were asked keep their `barred_until`."""
         unasked = self._rows("SELECT user FROM users WHERE barred_until = 0", ())
         self.forget([str(row[0]) for row in unasked])
         self._write("UPDATE users SET node = ''", [()])

@@ -1,7 +1,7 @@
 """Joins the parts of one shuffler, and does what nodes and the operator request.
 
-Writes go to the committer and are awaited. Reads and elliptic-curve work run in threads, so that
-the event loop stays free.
+Writes go to `store.committer` and are awaited. Reads and elliptic-curve work run in threads, so
+that the event loop stays free.
 """
 
 import asyncio

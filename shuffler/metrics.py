@@ -140,7 +140,7 @@ MAX_RECORDS = 1_024
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
-    """Returns a batch's whole record, for the operator; raises RemoteError ``unknown-batch``."""
+    """Returns the operator's record of a batch's messages; raises RemoteError ``unknown-batch``."""
     batch = batch_rows.find(connection, batch_id)
     ended = select(batches.c.forwarded, batches.c.discarded, batches.c.ended_by)
     row = connection.execute(ended.where(batches.c.batch_id == batch_id)).one()

@@ -171,7 +171,7 @@ def waits_until(reports: int, lapses: Sequence[int], lease_seconds: int) -> int:
     ``lapses`` has three numbers: how many leases expired without a report, and when the first and
     the last of these leases expired. An owner with more than one lapse for every `REPORTS_A_LAPSE`
     reports must wait, so that others can take the slots. An owner who never sends a report waits 1,
-    3, 7, ... times a lease's life. The wait ends, because a batch may need every one of its owners.
+    3, 7, ... times a lease's life. No wait is endless: a batch may need the reports of all owners.
     """
     lapsed, first, last = lapses
     return 2 * last - first + lease_seconds if lapsed * REPORTS_A_LAPSE > reports else 0

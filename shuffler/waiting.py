@@ -38,7 +38,7 @@ class Budget:
 
     @property
     def taken(self) -> int:
-        """The amount that all holders together have now."""
+        """The amount of the resource that all requests together hold now."""
         return self._taken
 
     @contextmanager

@@ -60,7 +60,7 @@ class BatchEvent:
 
     @property
     def overflow(self) -> float:
-        """A bound eta on the probability that some report has too few noise slots (`binomial`).
+        """A bound on the probability that some report lacks noise slots (eta in `binomial`).
 
         In a summed batch, eta bounds the probability that some counter's sum exceeds its word.
         """
@@ -79,8 +79,8 @@ class Account:
     """The (epsilon, beta)-DP that a batch gives each user, and the cost of the batch's noise.
 
     `epsilon_upper` is the guarantee; `epsilon_lower` is a lower bound on the true epsilon.
-    `beta_overflow` is the part of beta that pays for dropped noise at epsilon_upper. `variance` and
-    `expected_ones` describe one counter's noise if all n reports are honest.
+    `beta_overflow` is the part of beta that dropped noise uses up if epsilon is `epsilon_upper`.
+    `variance` and `expected_ones` describe one counter's noise if all n reports are honest.
     `expected_ones_per_report` counts one report's noise bits that are 1, over all counters; it is 0
     for central noise.
     """

@@ -70,10 +70,11 @@ LARGEST_EPSILON = 700.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """The losses of one move: probability `mass[i]` under P at the finite loss `loss[i]`.
+    """The privacy losses if one counter moves by one: the finite `loss[i]` has the mass `mass[i]`.
 
     `infinite` is the mass at infinite loss, `dropped` bounds the mass left out, and `mass_error`
-    bounds the relative error of `mass` and `infinite`. Arrays have shape (atoms,).
+    bounds the relative error of `mass` and `infinite`. Arrays have shape (atoms,). Masses are
+    probabilities under P (see the module).
     """
 
     mass: FloatArray
@@ -156,7 +157,7 @@ def trim(losses: Losses, budget: float) -> Losses:
 
 
 def _masses(r: FloatArray) -> tuple[FloatArray, float]:
-    """Returns probabilities from log ratios r(first + 1) ... r(last), and their relative error."""
+    """Returns masses of sum 1 with log(mass[i + 1] / mass[i]) = r[i], and their relative error."""
     log_mass = np.concatenate(([0.0], np.cumsum(r)))
     spread = float(np.abs(log_mass).max()) + 16.0
     log_mass -= log_mass.max()

@@ -33,7 +33,7 @@ MOST_CHOICES = 64
 
 
 def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
-    """Returns the guarantee for users who appear in only one of several batches (parallel).
+    """Returns, by parallel composition, the guarantee of users who report to only one batch each.
 
     If there are no batches, epsilon and beta are 0.
     """

@@ -57,7 +57,7 @@ Part = tuple[Losses, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridLosses:
-    """Losses on a grid of step ``delta``: `mass[i]` is at the finite loss (first + i) delta."""
+    """Finite privacy losses on a grid: the loss (first + i) ``delta`` has the mass `mass[i]`."""
 
     first: int
     mass: FloatArray
@@ -133,7 +133,7 @@ def binned(index: NDArray[np.int64], weight: FloatArray, size: int) -> FloatArra
 
 
 def log_mgf(mass: FloatArray, loss: FloatArray, s: float) -> float:
-    """Returns the log of sum mass exp(s loss); minus infinity if there is no mass."""
+    """Returns the log of sum_i mass[i] exp(s loss[i]), or minus infinity if all masses are zero."""
     if not len(mass):
         return -math.inf
     weight, peak = tilted(mass, s * loss)

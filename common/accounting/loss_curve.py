@@ -193,7 +193,7 @@ class Curve:
         return overflow > 0.0 and self._slope(epsilon, overflow) >= 0.0
 
     def _solve(self, after: int, delta: float, overflow: float) -> float:
-        """Returns the epsilon at which the linear piece that ends at loss[after] meets delta."""
+        """Returns the epsilon at which the curve's piece up to loss[after] falls to `delta`."""
         end = float(self.loss[min(after, len(self.loss) - 1)])
         if end <= self.start or self._total(end, overflow) > delta:
             return math.inf
@@ -230,10 +230,10 @@ def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
 
 @lru_cache(maxsize=32)
 def sharpest(moves: tuple[AnyMoves, ...], near: float) -> tuple[Composition, Curve]:
-    """Returns a composition with errors far below the delta `near`, and its upper curve.
+    """Returns the moves' composition and its upper curve, with errors far below the delta `near`.
 
-    The first tilt comes from Chernoff's bound and suits tails like a Gaussian's. Almost empty
-    counters have heavier tails, and need a tilt that suits the resulting epsilon.
+    The first tilt (`convolution`) comes from Chernoff's bound and suits tails like a Gaussian's.
+    Almost empty counters have heavier tails. They need another tilt, chosen for the epsilon found.
     """
     budget = TRIM_SHARE * near / (4 * sum(m.cells for m in moves))
     parts = [(trim(losses, budget), m.cells) for m in moves for losses in m.losses()]
@@ -274,7 +274,7 @@ class Composition:
     first: int
 
     def curve(self, bound: Bound) -> Curve:
-        """Returns the curve without tilt, with all errors added in the direction of the bound."""
+        """Undoes the tilt. Returns the curve, which all errors move in the direction of `bound`."""
         convolved, sign = self.convolved, SIGNS[bound]
         loss, error = convolved.loss, convolved.error
         above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))
@@ -311,7 +311,7 @@ def compose(parts: Sequence[Part], window: Window, bound: Bound) -> Composition:
 
 
 def _alias(parts: Sequence[GridPart], convolved: Convolved, step: float, edge: int) -> float:
-    """Returns Chernoff's bound on the tilted mass above (step > 0) or below (step < 0) the edge."""
+    """Returns Chernoff's bound on the tilted mass above `edge`, or below `edge` if `step` < 0."""
     if step > 0.0 and sum(count * part.last for part, count in parts) < edge:
         return 0.0
     if step < 0.0 and sum(count * part.first for part, count in parts) > edge:
@@ -333,7 +333,7 @@ def _relative_error(parts: Sequence[Part], tilt: float) -> float:
 
 
 def _infinite(parts: Sequence[Part], bound: Bound) -> float:
-    """Returns the mass at infinite loss; upper bounds add the dropped mass."""
+    """Returns the mass at infinite loss. Upper bounds also count the dropped mass as infinite."""
     log_finite = 0.0  # log of the product of all (1 - infinite)
     for part, count in parts:
         share = part.infinite + (part.dropped if bound == "upper" else 0.0)

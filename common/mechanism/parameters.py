@@ -124,7 +124,7 @@ class Laplace:
     def term(self) -> float:
         """The b of Bernstein's bound (`BatchNoise`): 3 c with c = 1 / (1 - q).
 
-        The bound follows from log E exp(x Z) <= V x**2 / (2 - 2 c x), where V is the variance of Z.
+        A draw Z of variance V has log E exp(x Z) <= V x**2 / (2 - 2 c x). The bound follows.
         """
         return 3.0 / (1.0 - self.q)
 

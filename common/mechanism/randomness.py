@@ -93,15 +93,16 @@ def bernoulli(randomness: Randomness, mean: float) -> int:
 
 
 def categorical(randomness: Randomness, cumulative: npt.NDArray[np.float64]) -> int:
-    """Returns a random index in 0..X-1 with ``cumulative`` probabilities (X,), exact to 2**-53."""
+    """Returns a random i in 0..X-1 with Pr[at most i] = ``cumulative[i]``, exact to 2**-53."""
     draw = (int.from_bytes(randomness.read(8), "little") >> 11) / (1 << 53)
     return min(int(cumulative.searchsorted(draw, side="right")), cumulative.size - 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Law:
-    """A binomial law, with F and U as in the module's docstring. ``cumulative[j]`` is F(j) 2^scale
-    for j < bits. ``ones[u]`` is the number of ones if U's first 16 bits are u, or `OPEN`."""
+    """A binomial law, with F, U and ``bits`` as in the module's docstring. ``cumulative[j]`` is
+    F(j) 2^scale for j < ``bits``. ``ones[u]`` is the number of ones if U's first 16 bits are u. If
+    u does not decide the number, ``ones[u]`` is `OPEN`."""
 
     cumulative: tuple[int, ...]
     scale: int

@@ -66,7 +66,7 @@ def word_bits(n: int, noise: Noise) -> int:
 
 
 def report_bytes(counters: int, bits: int) -> int:
-    """Returns the size of a report without its outer seal: E, then one word per counter."""
+    """Returns the size of a report without its outer seal: the key E and one word per counter."""
     return KEY_BYTES + counters * bits // 8
 
 

@@ -60,7 +60,7 @@ def encode(
     randomness: Randomness,
     word_bits: int | None = None,
 ) -> Report:
-    """The user's part: returns one report. ``word_bits`` is the size of a word (`sums` only)."""
+    """The user's part: returns one report. ``word_bits`` is a word's size in a summed batch."""
     match noise:
         case Noise() if word_bits:
             return sums.encode(layout, noise, word_bits, episode, randomness)

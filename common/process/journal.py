@@ -49,7 +49,7 @@ class Journal:
     def problem(
         self, event: str, error: RiffleError, level: int = logging.WARNING, **fields: Value
     ) -> None:
-        """Logs the slug and the sentence of one of Riffle's own errors; raises as `note` does."""
+        """Logs a Riffle error's slug and sentence. Raises ValueError if a field is not allowed."""
         self.note(event, level, problem=error.slug, detail=one_line(error.detail), **fields)
 
     def exception(self, event: str, error: BaseException, **fields: Value) -> None:

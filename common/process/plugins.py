@@ -160,7 +160,7 @@ def _is_own(name: str | None) -> bool:
 
 
 def _described(value: Any, seen: dict[int, object]) -> object:  # noqa: ANN401
-    """Returns a value as nested lists of text, equal in every process. ``seen`` ends cycles."""
+    """Returns a value as nested lists of text, equal in every process. ``seen`` breaks cycles."""
     if value is None or isinstance(value, str | bytes | int | float | complex):
         return repr(value)
     if isinstance(value, list | tuple):

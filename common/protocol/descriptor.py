@@ -353,7 +353,7 @@ class Context:
 
     @property
     def mask_info(self) -> bytes:
-        """The HKDF ``info`` of a mask in a summed batch; the report's key E is appended."""
+        """The HKDF ``info`` of a summed batch's masks; `sums` appends the report's key E to it."""
         return LABEL_MASK + self.digest
 
     @property
@@ -368,7 +368,7 @@ def serialize(descriptor: BatchDescriptor) -> bytes:
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor; raises RemoteError ``too-large``, or ``malformed``, naming the field."""
+    """Parses a descriptor. Raises RemoteError ``too-large``, or ``malformed`` with a field name."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:

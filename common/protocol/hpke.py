@@ -61,7 +61,7 @@ def open_sealed(private_key: bytes, info: bytes, ciphertext: bytes) -> bytes:
 def open_each(
     private_key: bytes, info: bytes, ciphertexts: Iterable[bytes | memoryview]
 ) -> Iterator[bytes | None]:
-    """Yields each ciphertext's plaintext, or None for one that does not open."""
+    """Yields each ciphertext's plaintext, or None if the ciphertext does not open."""
     key = X25519PrivateKey.from_private_bytes(private_key)
     for ciphertext in ciphertexts:
         try:

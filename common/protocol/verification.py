@@ -1,8 +1,8 @@
 """Checks that each party makes itself: a batch's guarantee, its trust model, and pinned keys.
 
-The shuffler checks a descriptor on deposit, a node before it takes a slot, and the analyzer when it
-writes the ledger. Each party recomputes the guarantee from n, noise, padding and counters, at a
-dishonest fraction of its *own* choice.
+Three parties check a descriptor: the shuffler on deposit, a node before it takes a slot, and the
+analyzer when it writes the ledger. Each party recomputes the guarantee from n, noise,
+padding and counters, at a dishonest fraction of its *own* choice.
 """
 
 import math

@@ -125,8 +125,8 @@ class UploadReply(Document):
 class BatchStatus(Document):
     """The state of a batch, complete for the shuffler's operator and partial for the coordinator.
 
-    While the batch is open, the coordinator gets ``state``, ``n`` and ``declined``, but no count of
-    reports, which would show when each arrives. After that, the coordinator also gets ``episodes``.
+    While the batch is open, the coordinator gets ``state``, ``n`` and ``declined``; later, also
+    ``episodes``. A count of reports would show the coordinator when each report arrives.
     """
 
     batch_id: Hex16
@@ -190,8 +190,8 @@ class Conservation(Document):
 class Acknowledgement(Document):
     """A notice that the analyzer has durably counted a batch, so the shuffler may erase it.
 
-    ``failed`` lists messages that did not open, or named no counter, by their places in the order
-    of the hand-over. The list is the coordinator's unproven claim.
+    ``failed`` has the places, in the order of the hand-over, of the messages that did not open or
+    named no counter. The list is the coordinator's unproven claim.
     """
 
     messages_sha256: Hex32

@@ -115,7 +115,7 @@ def meta_table(metadata: sa.MetaData) -> sa.Table:
 
 
 def writer(engine: sa.Engine) -> sa.Engine:
-    """Returns the engine for writing transactions. Each first takes the store's writing lock."""
+    """Returns the engine for transactions that write. They first take the store's writing lock."""
     if engine.dialect.name == "postgresql":
         # After the wait for the lock, a read must see the last writer's changes.
         engine = engine.execution_options(isolation_level="READ COMMITTED")
@@ -177,11 +177,11 @@ class Head(HeadFolder):
         return number + 1
 
     def start(self, connection: Connection) -> int:
-        """Returns the number in a database that is being opened; the caller must `write` it.
+        """Returns a database's number when it is opened; the caller must `write` the number.
 
         If the number is below the number in the folder, raises LocalError ``unavailable``. But if
         ``accepted`` equals the number in the folder, gives the database the next number instead.
-        The operator's setting therefore works only once.
+        So a value that the operator sets for ``accepted`` works only once.
         """
         number, head = self._read(connection), self.written()
         if number < head:

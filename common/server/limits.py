@@ -195,7 +195,7 @@ def caller_of(request: Request, token: str, *names: str) -> Iterator[str]:
 
 
 def only(*names: str) -> params.Depends:
-    """Returns a route's dependency, which yields the first of ``names`` that owns the token."""
+    """Returns a FastAPI dependency. It yields the first caller in ``names`` who owns the token."""
 
     async def caller(
         request: Request, token: Annotated[str, token_of(*names)]

@@ -73,7 +73,7 @@ class RequestMetrics:
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram, Counter]] = {}
 
     def show_certificate(self, file: Path | None) -> None:
-        """Exports when a PEM certificate ends. Ignores a bad file: `service.serve` refuses it."""
+        """Exports a PEM certificate's expiry. Ignores a bad file: `service.serve` refuses it."""
         with suppress(OSError, ValueError):
             if file is not None:
                 certificate = load_pem_x509_certificate(file.read_bytes())

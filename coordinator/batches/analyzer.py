@@ -76,8 +76,8 @@ class Analyzer:
         """Opens and counts all messages of a batch.
 
         Raises RemoteError ``wrong-size`` if the length of ``messages`` is not the batch's
-        ``release_bytes``. Raises LocalError ``unavailable`` if the worker processes died, or as
-        `check_key` does.
+        ``release_bytes``. Raises LocalError ``unavailable`` if the worker processes died, or if
+        this coordinator lacks the batch's key.
         """
         private, descriptor = self.check_key(context), context.descriptor
         if len(messages.data) != descriptor.release_bytes:

@@ -134,7 +134,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
 
 
 def _unexplained(deviations: FloatArray, effect: FloatArray | int) -> FloatArray:
-    """Subtracts from deviations the part of ``effect`` that brings them nearest to 0."""
+    """Subtracts as much of ``effect`` from each deviation as brings the deviation nearest to 0."""
     return deviations - np.clip(deviations, np.minimum(effect, 0), np.maximum(effect, 0))
 
 

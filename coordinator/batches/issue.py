@@ -113,9 +113,9 @@ class Issuer:
     def check(self, spec: RunSpec, n: int, layer: int | None) -> None:
         """Refuses a batch of n reports that the shuffler would not take.
 
-        Raises RemoteError ``batch-too-small`` as `calibrated` does, or if an owner's share is less
-        than one slot. Raises RemoteError ``invalid-spec``, with advice, if the batch is too large
-        to hand over.
+        Raises RemoteError ``batch-too-small`` if a report would need more than ``max_messages``, or
+        if an owner's share is less than one slot. Raises RemoteError ``invalid-spec``, with advice,
+        if the batch is too large to hand over.
         """
         if n * self.max_owner_share < 1.0:
             least = math.ceil(1.0 / self.max_owner_share)

@@ -100,7 +100,7 @@ class OwnLearner(ABC):
     ) -> Deployment:
         """Makes a deployment of a policy (H, X), or of policies (M, H, X).
 
-        ``probabilities`` (M,) are uniform by default. ``layer`` is the step to count (None: all).
+        ``probabilities`` (M,) are uniform by default. ``layer`` is the step to count, None for all.
 
         Raises LearnerError if n is not in 1..left, or the policies do not fit this problem.
         """

@@ -244,7 +244,7 @@ def _check_batches(problem: Problem, schedule: Schedule) -> None:
 
 
 def sdp_pe_in(learner: Learner) -> SDPPE | None:
-    """Returns the SDP-PE learner that ``learner`` is or wraps; None if there is none."""
+    """Returns the SDP-PE learner that ``learner`` is or wraps, or None for any other learner."""
     inner = learner.learner if isinstance(learner, ExternalLearner) else learner
     return inner if isinstance(inner, SDPPE) else None
 

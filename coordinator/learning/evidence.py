@@ -5,8 +5,8 @@ rules for the batch's weight w_i. They use the expected number of visits m:
 
     batch:   w_i = m / (m + sigma_i^2),            m = n_i / (X A), an average over (x, a);
     visits:  w_i(h,x,a) = m / (m + k sigma_i^2),   m = n_i d_i(h,x,a). Here d_i is the
-             probability of a visit by the batch's own mixture under a first model of the
-             transitions, and k counts the states that may follow (h, x, a).
+             probability that the batch's own mixture visits (h, x, a) in a first estimate of
+             the model, and k counts the states that may follow (h, x, a).
 
 A weight is the share of a count's variance that comes from sampling.
 """
@@ -120,7 +120,7 @@ def batch_weights(parts: Sequence[Evidence]) -> Weights:
 
 
 def visit_weights(parts: Sequence[Evidence], P: FloatArray, d1: FloatArray) -> Weights:
-    """Returns the weights (Hs, X, A) of each batch: one weight for every (h, x, a)."""
+    """Returns weights by the rule `visits`: for each batch, an array (Hs, X, A) over Hs steps."""
     weights = []
     for part in parts:
         m = part.expected_visits(P, d1)

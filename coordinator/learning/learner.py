@@ -7,9 +7,9 @@ a learner: it gives the same counts to a fresh learner of the same `Problem`. Th
         counts = <private counts of deployment.n episodes>
         stage_result = learner.observe(counts)      # None inside a stage
 
-Stage b has length L_b. The precision E bounds the noise: with high probability, the noise on every
-counter is within E / 4 (Assumption 4 of 000). Steps h are 0-based. All arrays are read-only by
-convention.
+Stage b of SDP-PE has a length L_b, and a multiple of L_b episodes. The precision E bounds the
+noise: with high probability, the noise on every counter is within E / 4 (Assumption 4 of 000).
+Steps h are 0-based. All arrays are read-only by convention.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Problem:
     homogeneous: bool = False
 
     def layout(self, layer: int | None) -> CounterLayout:
-        """Returns the counters of a batch that counts one layer, or all layers (None)."""
+        """Returns the counters of a batch that counts `layer`, or all layers if `layer` is None."""
         return CounterLayout(self.sizes, self.families, layer, self.support)
 
 
@@ -108,8 +108,8 @@ class StageResult:
     more. `best_value` is the largest estimated value in the active set. Policies that are `radius`
     or more below this value are eliminated. `E` is the precision of the stage's fine counts.
     `infrequent` is the share of tuples (h, x, a, x') in W, the set of tuples too rare to learn.
-    `coverage_gap` bounds how far the coverage design is from the optimum of Eq. 4, relative to the
-    optimum.
+    `coverage_gap` bounds how far the coverage design is from the optimum of 000, Eq. 4, relative to
+    the optimum.
     """
 
     stage: int

@@ -147,7 +147,7 @@ def noise_of_draw(
 
 
 def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
-    """Returns the epsilon that `paper` really gives for any Privatizer: Delta_1 / (3 H) epsilon.
+    """Returns the true epsilon, Delta_1 / (3 H) epsilon, of any Privatizer calibrated by `paper`.
 
     Delta_1 is the L1 norm of `sensitivity`, for all families together. With three families of
     counts, Delta_1 is 6 H, so `paper` gives 2 epsilon. Under full information, with two families of
@@ -157,7 +157,7 @@ def paper_guarantee(sensitivity: Sensitivity, H: int, epsilon: float) -> float:
 
 
 def tree_levels(T: int) -> int:
-    """Returns the largest number of blocks that any of T contributions is in."""
+    """Returns the largest number of `BinaryMechanism` blocks that one of T contributions is in."""
     return T.bit_length()
 
 

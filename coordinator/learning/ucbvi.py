@@ -118,8 +118,8 @@ def plan(
 ) -> bool:
     """Overwrites `policy` with the optimistic policy; returns whether it changed.
 
-    P is (X, H X A) with x' first; r and N are (H X A,). `noise` (3,) has the variance of the noise
-    on a transition count, the variance of the noise on a reward sum, and E.
+    The axes of P (X, H X A) are x' and (h, x, a); r and N are (H X A,). `noise` (3,) has the noise
+    variances of a transition count and of a reward sum, and the bound E on the noise.
     """
     H, X = policy.shape
     pairs, V, changed = len(r) // H, work.V, False
@@ -203,7 +203,7 @@ def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats,
 
 @compiled
 def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
-    """Returns noise (AT_ONCE, C) like `AdditiveNoise.draw`. NumPy is fastest in large draws."""
+    """Returns noise (AT_ONCE, C) with the law of `AdditiveNoise.draw`. Large draws are fastest."""
     kind, scale = privacy.kind, privacy.scale
     with numba.objmode(noises="float64[:,::1]"):
         draw = generator.laplace if kind == LAPLACE else generator.normal

@@ -86,7 +86,7 @@ def layout_of(sizes: Sizes, levels: privatizers.NoiseLevels) -> CounterLayout:
 def noise_of(
     trust: Trust, levels: privatizers.NoiseLevels, sizes: Sizes, K: int, epsilon: float, beta: float
 ) -> privatizers.AdditiveNoise:
-    """Returns the noise of one draw of the Privatizer, for a run of K episodes."""
+    """Returns the distribution of each noise draw by the Privatizer of a run with K episodes."""
     sensitivity = privatizers.Sensitivity.of_cells(layout_of(sizes, levels).cells)
     depth = 1 if trust == "local" else max(privatizers.tree_levels(K - 1), 1)
     return privatizers.noise_of_draw(

@@ -303,7 +303,7 @@ class Coordinator:
                 return
 
     def _notified(self, payload: str) -> None:
-        """Handles a notification (a run's id, perhaps after STOPPED); "" means any run."""
+        """Handles a notification: a run's id, perhaps with prefix STOPPED, or "" for any run."""
         if not payload:
             self.signals.fire_all()
             return

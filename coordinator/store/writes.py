@@ -123,7 +123,7 @@ def check_manual(run: RunRecord, rows: list[DeploymentRecord], issue: Issue) -> 
 def move_deployment(
     connection: Connection, run_id: str, index: int, event: DeploymentEvent, **values: object
 ) -> DeploymentRecord:
-    """Moves a deployment to its state after ``event`` and sets columns. Returns the old row.
+    """Moves a deployment to its state after ``event``, sets ``values``, and returns the old row.
 
     Raises LocalError ``wrong-state`` if the event is not possible in the deployment's state.
     """

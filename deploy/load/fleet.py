@@ -64,7 +64,7 @@ class Histogram:
         return Histogram(self.buckets - before.buckets, self.total - before.total, self.largest)
 
     def quantile(self, share: float) -> float:
-        """Returns the bucket edge up to which this share of latencies lies; 0 if there are none."""
+        """Returns the bucket edge up to which this share of latencies lies; 0 without latencies."""
         needed, seen = share * self.count, 0
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]

@@ -204,7 +204,7 @@ def _unfilled(summary: Summary) -> bool:
 
 
 def _filling_seconds(summary: Summary) -> int:
-    """Returns a duration in seconds in which at least two batches fill at the carried rate."""
+    """Returns seconds enough to fill at least two batches at the rate that the load carried."""
     parameters = summary["parameters"]
     rate = _rate(summary) or parameters["rate"]
     longest: float = max(parameters["reports_a_batch"] / rate, parameters["seconds"])

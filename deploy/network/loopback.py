@@ -198,8 +198,8 @@ class LoopbackNetwork:
     def stop(self) -> None:
         """Asks every process to stop, nodes first.
 
-        Kills the processes that do not stop in time. A signal meanwhile kills all processes
-        immediately and raises KeyboardInterrupt.
+        Kills the processes that do not stop in time. If a signal arrives meanwhile, kills all
+        processes immediately and raises KeyboardInterrupt.
         """
         try:
             for name in ("node", *self.coordinators, *self.shufflers):

@@ -150,7 +150,7 @@ def _handled(
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Delays Ctrl-C (or a signal treated like it) to the block's end. Main thread only."""
+    """Delays Ctrl-C, and signals treated like Ctrl-C, until the block ends. Main thread only."""
     with record_signals() as recorded:
         yield
     if recorded:
@@ -182,7 +182,7 @@ class Usage:
 
     @property
     def own(self) -> float:
-        """The processor seconds of the process without its pool."""
+        """The processor seconds of the service's process, without its worker pools."""
         return self.main + self.threads
 
     @property

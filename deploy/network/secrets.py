@@ -87,7 +87,7 @@ def storage_cipher(folder: Path, role: str) -> StorageCipher:
 
 
 def pin(folder: Path, keys: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the pins of nodes and shuffler: all of these keys except the erased ones."""
+    """Writes the pins for nodes and shuffler: all public keys in ``keys`` except erased keys."""
     records = [KeyRecord(**key) for key in keys]
     for role in ("nodes", "shuffler"):
         _replace(folder / role / "analyzer_keys", _pins(records))

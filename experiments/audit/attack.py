@@ -43,7 +43,7 @@ STATED_BOUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A distinguisher's scores: one array (trials,) for each of the two populations."""
+    """A distinguisher's scores (trials,) for each of two neighbouring populations of users."""
 
     first: FloatArray
     second: FloatArray
@@ -62,7 +62,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Returns two counts: in the population where the event is likelier, and in the other."""
+        """Counts the event in the population where it is likelier, then in the other population."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:

@@ -94,7 +94,7 @@ class LiteralBatch:
 
 
 def attack_numbers(setting: Setting, trials: int, error: float) -> list[Attack]:
-    """Attacks both regimes, n above and below the papers' tau, each with half of the error."""
+    """Attacks two batches: n is above the papers' tau in one batch, and below tau in the other."""
     tau = paper_tau(setting.epsilon, setting.beta, setting.sizes)
     outcomes = []
     for name, factor in REGIMES.items():

@@ -1,4 +1,4 @@
-"""Makes figures by name: checks, computes, gathers, and writes the files of each figure.
+"""Makes figures by name: runs a figure's seeds, gathers the results, and writes the figure's files.
 
 The manifest NAME.json is written last, so a figure with a manifest is finished. Without `force`,
 finished figures are not overwritten.

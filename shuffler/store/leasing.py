@@ -50,7 +50,7 @@ def lease_slots(
 
     A lease lasts ``life`` seconds longer than an episode of this batch may take. If the batch is
     full or over, all users are refused and none is looked up. Raises RemoteError ``unauthorized``
-    for a revoked node, or ``unknown-batch``.
+    for a revoked node, and ``unknown-batch`` for an unknown batch.
     """
     owner, quota = users.lock_node(connection, node_id)
     batch = batch_rows.find(connection, batch_id, lock=True)

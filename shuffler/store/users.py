@@ -70,10 +70,11 @@ _LOCKED = select(nodes).where(nodes.c.node_id == bindparam("node")).with_for_upd
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A user's newest lease, at ``index`` of ``group``; both are None once the lease is forgotten.
+    """A user's newest lease, which is at ``index`` of ``group``.
 
-    ``open``: the lease's batch is open. ``epoch``: the epoch of this batch. ``barred_before``: the
-    time until which reports under earlier leases bar the user.
+    Once the lease is forgotten, ``index`` and ``group`` are None. ``open`` says whether the lease's
+    batch is open; ``epoch`` is this batch's epoch. Until ``barred_before``, the user may not report
+    again, because of reports under earlier leases.
     """
 
     lease: str
@@ -91,7 +92,7 @@ class UserRecord:
 
     @property
     def barred_until(self) -> int:
-        """The time until which the user's reports bar other reports; see `may_report`."""
+        """The time until which the user may not report again, as in `may_report`."""
         return bars_until(self.epoch) if self.reported else self.barred_before
 
     def live(self, now: int) -> LeaseGroup | None:

@@ -99,7 +99,7 @@ def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float 
 
 
 def everything(layers: Layers) -> Box:
-    """Returns the set of all transition functions, P_1."""
+    """Returns the set of all transition functions, which is P_1 in 004, Algorithm 3."""
     return box(layers, np.zeros(layers.cells.shape), np.ones(layers.cells.shape))
 
 

@@ -5,17 +5,17 @@ from each layer to the next. A state is (h, x) with x < X_h. Let W = max X_h. Th
 
     states (H, W), pairs (H, W, A), cells (H, W, A, W)
 
-say which entries of padded arrays of the same shapes exist. Every array of this package has one of
-these shapes. Padding is zero unless a docstring says something else. The paper's X is the number of
+say which entries exist in a padded array of the same shape. Unless a docstring says something else,
+arrays of this package have one of these shapes, and padding is zero. The paper's X is the number of
 states in all layers. No action is taken in x_H, the only state of layer H.
 
 Occupancy measures (004, section 2.1.1),
 
-    q^{P,pi}(x, a, x') = Pr[x_h = x, a_h = a, x_{h+1} = x' | P, pi],   h = h(x),
+    q^{P,pi}(x, a, x') = Pr[x_h = x, a_h = a, x_{h+1} = x' | P, pi],   h the layer of x,
 
 are the q >= 0 such that (i) every layer sums to 1 and (ii) inflow = outflow at every inner state. A
-q induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x) (Eq. 2.3). The expected
-loss of an episode is <q, l>.
+q induces P^q(x'|x,a) = q(x,a,x') / q(x,a) and pi^q(a|x) = q(x,a) / q(x) (004, Eq. 2.3). Here q(x,a)
+and q(x) are sums over the arguments left out. With losses l, an episode's expected loss is <q, l>.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def uniform_occupancy(layers: Layers) -> FloatArray:
 
 
 def uniform_policy(layers: Layers) -> FloatArray:
-    """Returns pi(a|x) = 1 / A at every state (H, W, A)."""
+    """Returns the policy pi (H, W, A) with pi(a|x) = 1 / A at every state."""
     return np.asarray(layers.pairs / layers.A)
 
 

@@ -112,7 +112,7 @@ def start(
 
 @compiled
 def move_inside(lower: Floats, upper: Floats, P: Floats) -> Floats:
-    """Moves a row P towards a centre of the box until it is well inside every bound."""
+    """Returns the row P, moved towards its bounds' centre until P is well inside (`INSIDE`)."""
     room, theta = upper - lower, 0.0
     centre = lower + room * ((1 - lower.sum()) / max(room.sum(), 1e-300))
     for at, best in ((P - lower, centre - lower), (upper - P, upper - centre)):
@@ -269,7 +269,10 @@ def add_to_schur(
     matrix: Floats,
     target: Floats,
 ) -> None:
-    """Adds a row's parts of A R A^T (to `matrix`) and A q - A R g (to `target`); R is `inverse`."""
+    """Adds a row's parts of A R A^T to `matrix`, and of A q - A R g to `target`.
+
+    A is the matrix of the equations of flow, A q = b, and R is `inverse`.
+    """
     for w in range(n):
         sums, rest = 0.0, q[w]
         for v in range(n):

@@ -56,10 +56,10 @@ TINY = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """q_{k+1} in Delta(P_{k+1}), (H, W, A, W), and its certificate.
+    """An occupancy measure `q` (H, W, A, W), 004's q_{k+1} in Delta(P_{k+1}), and its certificate.
 
     `policy` (H, W, A) and `transitions` (H, W, A, W) are induced by q. `log_q` is the logarithm of
-    q, finite even if q underflows (-inf on padding). `residual` is the largest violation of flow
+    q, finite even if q underflows (-inf on padding). `residual` is the largest |inflow - outflow|
     before the answer was made feasible. `gap` bounds how far the objective is from its optimum. `v`
     has the dual values from which the next step starts (empty if the method has none).
     """
@@ -278,7 +278,7 @@ def last_break(n: int, logs: Floats, after: Floats) -> float:
 
 @compiled
 def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Floats) -> None:
-    """Writes the derivatives of inflow and outflow with respect to v to `blocks` (3, H, W, W).
+    """Writes derivatives of inflow and outflow by the flow multipliers v to `blocks` (3, H, W, W).
 
     A subscript h means layer h. For step h, the blocks are
 

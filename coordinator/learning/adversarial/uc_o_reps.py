@@ -75,7 +75,7 @@ class PrivateUCOREPS:
     def observe(
         self, transitions: FloatArray, visits: FloatArray, losses: FloatArray, E: float
     ) -> Step:
-        """Runs lines 3-7 on noisy sums of shape (H, W, A[, W]). Counts have the precision E."""
+        """Runs lines 3-7 (see the module) on noisy sums (H, W, A[, W]). Counts have precision E."""
         c = self.constants
         box = c.confidence_set(transitions, visits, E)
         start = None if self.step is None else self.step.v

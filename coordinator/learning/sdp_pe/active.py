@@ -91,8 +91,9 @@ class ActiveSet(Protocol):
 
 
 def all_policies(sizes: Sizes, d1: FloatArray, representation: Representation) -> ActiveSet:
-    """Returns all deterministic policies. `auto` enumerates at most `enumeration.LIMIT` classes.
+    """Returns all deterministic policies in the given representation.
 
+    `auto` means `enumerated` for up to `enumeration.LIMIT` policy classes, otherwise `implicit`.
     Raises EnumerationTooLarge if `enumerated` is requested and there are too many policies.
     """
     too_many = representation == "auto" and enumeration.classes(sizes, d1) > enumeration.LIMIT
@@ -173,10 +174,10 @@ class ImplicitPolicies:
         return Plan(solution.policy.reshape(X, A, H, X), solution.value.reshape(X, A))
 
     def eliminate(self, model: Model, radius: float) -> tuple[ImplicitPolicies, float]:
-        """Drops policies that are surely `radius` or more below the best value (line 9).
+        """Drops policies surely `radius` or more below the best value (000, Algorithm 1, line 9).
 
-        Returns the remaining set and the best value. If no policy is known to be in phi, the stage
-        eliminates nothing.
+        Returns the remaining set and the best value. If no policy is known to be active, drops
+        nothing.
         """
         sure = self.bound(model) - radius
         member = self._best(model, [i.sure for i in self.inequalities])
@@ -200,7 +201,7 @@ class ImplicitPolicies:
         return Plan(solution.policy[0], np.asarray(solution.value[0]))
 
     def _constraints(self, least: list[float], then: Model) -> Constraints:
-        """Returns all stages' constraints; if none, a constraint on `then` that always holds."""
+        """Returns the constraints of all stages. Without stages, returns one that always holds."""
         models = [i.model for i in self.inequalities] or [then]
         return Constraints.of(models, least or [-np.inf], self.actions, self.d1)
 

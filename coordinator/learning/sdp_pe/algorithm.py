@@ -77,7 +77,7 @@ class Fine:
 
 
 def literal_radius(sizes: Sizes, L_b: int, E: float, iota: float, C: float) -> float:
-    """Returns the radius of Algorithm 1, line 9, in units of value."""
+    """Returns the radius (000, Algorithm 1, line 9) in units of value, with the paper's symbols."""
     X, A, H = sizes.X, sizes.A, sizes.H
     return 2 * C * (math.sqrt(X * A * H**3 * iota / L_b) + X**3 * A * H**5 * E * iota / L_b)
 
@@ -179,7 +179,7 @@ class SDPPE:
         return Crude(W, P_cru, pi_0, crude)  # line 13
 
     def _recall(self, stage: Stage) -> Crude:
-        """Returns the output of Algorithm 2, computed from the counts of earlier stages alone."""
+        """Returns the output of 000, Algorithm 2, from the counts of earlier stages alone."""
         H = self.problem.sizes.H
         weights = self._weights(self._memory, self._model.P)
         counts = pool(self._memory, weights, alike=self.problem.homogeneous)

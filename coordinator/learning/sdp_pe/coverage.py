@@ -97,7 +97,7 @@ def _steepest(P: FloatArray, visits: FloatArray, reached: BoolArray) -> Model:
 
 
 def _gap(g: FloatArray | float, reached: BoolArray) -> float:
-    """Returns g / |Z| - 1, where `reached` marks Z."""
+    """Returns g / |Z| - 1 for Z marked by `reached`. The optimal g is |Z| (000, Eq. 4)."""
     return float(g) / int(reached.sum()) - 1.0
 
 
@@ -124,7 +124,10 @@ def _cover(
 
 
 def _weights(d: FloatArray, w: FloatArray, tolerance: float) -> FloatArray:
-    """Updates weights w of atoms with visits d (M, |Z|) until g_pi / |Z| <= 1 + `tolerance`."""
+    """Updates the weights `w` (M,) of M policies, whose visits are `d` (M, |Z|).
+
+    Stops if g_pi / |Z| <= 1 + `tolerance` for all these policies (see the module).
+    """
     for _ in range(INNER_ITERATIONS):
         g = d @ (1.0 / (w @ d)) / d.shape[1]
         w = w * g

@@ -123,7 +123,7 @@ class EnumeratedPolicies:
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
         """Returns for every (x, a) the active policy that visits (h, x, a) most.
 
-        The policies are (X, A, H, X). After step h, their actions are good under `then`. If no
+        The policies are (X, A, H, X). After step h, they aim at a large value under `then`. If no
         policy visits (h, x, a), the result is any active policy. `value` (X, A) is the probability
         of the visit.
         """
@@ -178,7 +178,7 @@ class EnumeratedPolicies:
         return np.stack([step[i] for step, i in zip(self.step_actions, digits, strict=True)])
 
     def index(self, policy: PolicyArray) -> int:
-        """Returns the flat class index of a policy (H, X)."""
+        """Returns the index of the class of a policy (H, X) in the flattened array `active`."""
         A, digits = self._actions_count, []
         for step, row in zip(self.step_actions, policy, strict=True):
             free = row[step.max(axis=0) > 0]
@@ -334,6 +334,6 @@ def _unique(ascending: PolicyArray) -> tuple[PolicyArray, PolicyArray]:
 
 
 def _balanced_cut(counts: Sequence[int]) -> int:
-    """Returns the cut m with the fewest prefixes and suffixes together."""
+    """Returns the cut m that has the smallest total number of prefixes and suffixes."""
     sums = [math.prod(counts[:m]) + math.prod(counts[m:]) for m in range(len(counts) + 1)]
     return int(np.argmin(sums))

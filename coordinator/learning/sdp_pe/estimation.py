@@ -97,7 +97,7 @@ class Estimator:
         return Model(_every_step(P, self.H, 4), _every_step(r, self.H, 3))
 
     def _rewards(self, parts: Sequence[Evidence]) -> FloatArray:
-        """Returns r~ from the parts that counted rewards."""
+        """Returns the estimated rewards r~, from those `parts` that counted rewards."""
         pairs = [
             (w, part)
             for w, part in zip(self.weights, parts, strict=True)
@@ -117,13 +117,13 @@ class Estimator:
 
 
 def _every_step(array: FloatArray, H: int, axes: int) -> FloatArray:
-    """Repeats the layer axis, the `axes`-th from the end, H times if layers were summed."""
+    """If steps were summed, repeats the step axis (the `axes`-th from the end) H times."""
     return np.broadcast_to(array, (*array.shape[:-axes], H, *array.shape[-axes + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The radius, in units of value, and the best policies (LIKELY, H, X) of the first draws."""
+    """The radius, in units of value. `likely` (LIKELY, H, X) has the first draws' best policies."""
 
     radius: float
     likely: PolicyArray

@@ -186,7 +186,7 @@ def _feasible(stack: Constraints, points: Points) -> BoolArray:
 def _induce(
     stack: Constraints, r: FloatArray, multiplier: FloatArray, j: NDArray[np.int64]
 ) -> Points:
-    """Returns the policies greedy in Q_0 + `multiplier` Q_j, with each Q in its own model."""
+    """Returns policies greedy in the objective's Q_0 plus `multiplier` times constraint j's Q_j."""
     T, H, X, _ = r.shape
     policy = np.empty((T, H, X), dtype=np.int64)
     V = np.zeros((len(stack.P), T, X))
