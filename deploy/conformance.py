@@ -81,7 +81,7 @@ class Recorder:
         )
 
     async def _identity(self, _: Request) -> Response:
-        """Answers with a key that is not the pinned key, and that also signs a bad offer."""
+        """Answers with a key that is not the pinned key. It also signs one of the bad offers."""
         other = public_key(self.owner.impostor).hex()
         return _as_json(wire.ShufflerIdentity(shuffler_id=test.SHUFFLER_ID, public_key=other))
 
@@ -106,7 +106,7 @@ class Recorder:
         return answer
 
     def _find(self, name: str) -> Offer | None:
-        """Returns the offer with this id. For a test of check 5, only the descriptor has the id."""
+        """Returns the offer listed under this id, or else an offer whose descriptor has the id."""
         inside = f'"batch_id":"{name}"'.encode()
         others = (offer for offer in self.offers.values() if inside in offer.data)
         return self.offers.get(name) or next(others, None)
@@ -286,7 +286,7 @@ def _is_repeated(offer: Offer, body: bytes) -> bool:
 
 
 def _compare(offer: Offer, lease: str, report: bytes) -> None:
-    """Compares a report with the lease's first report (same key) and other leases' reports."""
+    """Checks that repeated uploads have equal bytes, and that no two leases share a report."""
     if lease not in offer.leases:
         is_reordered = sorted(lease) in map(sorted, offer.leases)
         why = "; a lease of this batch has its bytes in another order" * is_reordered

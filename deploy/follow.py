@@ -158,7 +158,7 @@ def compare(operator: Operator, preset: Preset, folder: Path) -> list[dict[str, 
 
 
 def with_trust(spec: RunSpec, trust: Trust) -> RunSpec:
-    """Returns the spec under another trust model. Only ``shuffle`` can aggregate by sums."""
+    """Returns the spec under another trust model. Only ``shuffle`` keeps aggregation by sums."""
     aggregation = spec.aggregation if trust == "shuffle" else "messages"
     return spec.model_copy(update={"trust": trust, "aggregation": aggregation})
 

@@ -300,7 +300,7 @@ def _wrong_values(rule: Json, good: object) -> Json:
 
 
 def _members(base: Case, owner: Owner, good: Json) -> list[Row]:
-    """Returns rows with members that do not suit this node, or that contradict each other."""
+    """Returns changes that make a good descriptor contradict itself, or not suit this node."""
     now, first = int(time.time()), good["weights"][0]
     wide_batch = _document(base, owner, actions=A + 1, support=None)
     narrow_batch = _document(base, owner, support=_support(1))

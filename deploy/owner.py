@@ -78,7 +78,7 @@ class Owner:
     users_key: bytes = field(default_factory=partial(os.urandom, 32), repr=False)
 
     def write_settings(self, folder: Path, url: str) -> None:
-        """Writes settings.json, which has all that a client needs, and the files that it names."""
+        """Writes settings.json and the files that settings.json names: all that a client needs."""
         files = {
             "environment.json": json.dumps(environment()),
             "users.json": json.dumps({NODE_ID: list(self.users)}),
@@ -347,7 +347,7 @@ def _explain(keys: BatchKeys, sealed: Sequence[bytes], *, outer: bool) -> str:
 
 
 def open_report(tries: Tries, seen: set[bytes]) -> Ints:
-    """Opens all uploads of a report. Raises MistakeError if counts differ, or a key repeats."""
+    """Opens a report's uploads. Raises MistakeError if their counts differ, or a key repeats."""
     found = [read_report(keys, sealed) for keys, sealed in tries]
     opened, ephemeral = [counts for counts, _ in found], [keys for _, keys in found]
     if any((counts != opened[-1]).any() for counts in opened):

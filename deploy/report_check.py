@@ -227,7 +227,7 @@ class BatchLaw:
         return ""
 
     def _other_orders(self) -> Iterator[tuple[str, Ints]]:
-        """Yields other orders of the counters, each with the place of every counter in it."""
+        """Yields descriptions of other orders of the counters, each with every counter's place."""
         names, (*inner, family) = tuple(self.descriptor.layout.shapes), self._coordinates[:, ::-1].T
         yield "with 1 added to every index", np.roll(np.arange(family.size), -1)
         for order in permutations(range(len(names))):
@@ -352,7 +352,7 @@ class BatchLaw:
             yield Test("9", name, int(absent.all(axis=0).sum()), binomial(n, q))
 
     def _reward_tests(self, counts: Ints, k: int) -> Iterator[Test]:
-        """Yields tests of the reward bits in reports with policy k (trust `local`: all reports)."""
+        """Yields tests of the reward bits in reports with policy k (in all reports if `local`)."""
         (bits, p), N, d = noise_bits(self.descriptor), len(counts), self.descriptor
         _, ones, means = self.paths[k]
         local, rewards = d.trust == "local", means * (d.reward_high - d.reward_low) + d.reward_low

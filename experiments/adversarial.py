@@ -161,7 +161,7 @@ def _constants(case: Case, constants: Constants, channel: Channel) -> dict[str, 
 def _noise(
     case: Case, sensitivity: Sensitivity, H: int, share: float, summed: bool
 ) -> AdditiveNoise:
-    """Returns one draw's noise. Central running sums (`summed`) need more noise than one sum."""
+    """Returns the noise for one release, or for each block of central running sums (`summed`)."""
     if case.privacy == "none":
         return NO_NOISE
     name: Literal["paper", "tight"] = "paper"

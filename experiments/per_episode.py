@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def noise(self) -> AdditiveNoise:
-        """The noise of one draw of the Privatizer."""
+        """The noise of which the Privatizer adds one or several independent draws to each count."""
         if self.trust is None:
             return NO_NOISE
         return noise_of(

@@ -298,7 +298,7 @@ class Sweep:
         return canvas_of(self.figure, self.series, self.seeds)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes CSV, picture, table and manifest into a folder, and returns it."""
+        """Writes CSV, picture, table and manifest into ``folder``. Returns the folder's path."""
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         write(self.figure, self.series, self.seeds, place, {})
@@ -349,9 +349,9 @@ def grid(
     *,
     exact: bool = True,
 ) -> Figure:
-    """Returns a sweep as a figure. Its x axis is epsilon or K if several are given, otherwise time.
+    """Returns a sweep as a figure over several epsilons, or else several K, or else time.
 
-    Raises the errors of `simulate`, and ValueError if ``exact`` and an environment has no regret.
+    Raises the errors of `simulate` and, if ``exact``, ValueError for environments without regret.
     """
     worlds, learners = labelled(env), labelled(learner)
     epsilons, Ks, trusts = _several(epsilon), _several(episodes), _several(trust)

@@ -26,8 +26,8 @@ WORKERS_A_CHUNK = 8
 def run(settings: Settings, *, on_start: OnStart = None) -> Totals:
     """Serves until a signal, then delivers the reports in progress; returns counts of reports.
 
-    Calls ``on_start`` when all files are read and the shuffler has answered. Raises LocalError if a
-    setting, a file or a credential is not usable. The detail names it.
+    Calls ``on_start`` when all files are read and the shuffler has answered. Raises a LocalError
+    that names the setting, file or credential that is not usable.
     """
     with export_spans("node"):
         return asyncio.run(_run_until_signal(settings, on_start))

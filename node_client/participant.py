@@ -2,8 +2,8 @@
 
 A person's episode must survive a restart of the app, so the file of users has a `Row` for each open
 episode. A row is as private as the app's own data about this person. Its steps are erased as soon
-as the report is sealed, the person gives up or the time is over. An app that never starts again
-leaves its last rows behind: delete its `state_dir`.
+as the report is sealed, the person gives up or the episode's time is over. An app that never
+starts again leaves its last rows behind: delete its `state_dir`.
 
 If a user gives up or does not report in time, the node sends a report of noise only. Otherwise a
 missing report could show what the person did. Whether a report holds an episode is private, too, so

@@ -116,7 +116,7 @@ class ReportTiming:
     def in_time(
         self, leases: Sequence[Lease], L: int, now: float, episode_seconds: int = 0
     ) -> list[Lease]:
-        """Returns the leases that last until all reports under way, then their own, can be sent."""
+        """Returns leases with enough time to send first all reports under way, then their own."""
         seconds, chosen = self._report_seconds(L), list[Lease]()
         for lease in leases:
             ready = now + seconds * (self.under_way + len(chosen) + 1)

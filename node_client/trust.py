@@ -121,7 +121,7 @@ def _check_content(descriptor: BatchDescriptor, demands: Demands) -> None:
 
 
 def _check_declaration(descriptor: BatchDescriptor, declared: Declaration) -> None:
-    """Compares the descriptor's declaration with the environment's. Episodes are checked later."""
+    """Checks that the descriptor's declaration agrees with ``declared``, the environment's own."""
     if descriptor.homogeneous and declared.homogeneous is False:
         detail = "the steps are declared to be alike, and in this environment they differ"
         raise RemoteError("wrong-recipient", detail)

@@ -117,7 +117,7 @@ class ChangeSignal:
         is_enough: Callable[[T], bool],
         may_change_silently: Callable[[T], bool] = lambda _: False,
     ) -> T:
-        """Reads until an answer ``is_enough``, ``seconds`` are over or `close` is called.
+        """Reads until ``is_enough`` accepts an answer, ``seconds`` are over or `close` is called.
 
         Returns the last answer. ``may_change_silently`` tells whether an answer may change without
         a call of `notify`. Raises LocalError ``too-many-requests`` if too many polls wait already.

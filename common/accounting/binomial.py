@@ -122,11 +122,11 @@ def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
 
 @lru_cache(maxsize=16)
 def step_losses(q: float) -> Losses:
-    """Returns the losses of a move by one, up or down, under discrete Laplace noise Z.
+    """Returns the privacy losses if a counter with discrete Laplace noise Z moves up or down by 1.
 
-    Pr[Z = z] is proportional to q**|z|. With a = -log q, the loss is a with probability
-    Pr[Z >= 0] = 1 / (1 + q), and otherwise -a. A bit that is flipped with probability f = q / (1 +
-    q) has the same losses.
+    Pr[Z = z] is proportional to q**|z|. The loss is log(1 / q) with probability Pr[Z >= 0] =
+    1 / (1 + q), and otherwise log(q). A bit that is flipped with probability f = q / (1 + q) has
+    the same losses.
     """
     if not 0.0 < q < 1.0:
         raise ValueError(f"the ratio q must lie strictly between 0 and 1, got {q}")

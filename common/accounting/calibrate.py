@@ -1,4 +1,4 @@
-"""Calibration: the least noise that gives an (epsilon, beta) guarantee, and its padding.
+"""Calibration: the least noise that gives an (epsilon, beta) guarantee, and padding for it.
 
 **Shuffle, exact.** A batch costs one ciphertext per noise bit that is 1 (1-bit), so `exact` looks
 for the fewest expected 1-bits. Each noise bit is 1 with probability p. The search tries p = 2^-j
@@ -260,7 +260,7 @@ def paper_noise(n: int, tau: int) -> Noise:
 
 @lru_cache(maxsize=4096)
 def calibrate_local(cells: int, epsilon: float, beta: float) -> Flips:
-    """Returns flips with the least f that makes a report itself (epsilon, beta)-DP.
+    """Returns the flips of least probability f that make a single report (epsilon, beta)-DP.
 
     Raises CalibrationError if epsilon is too small.
     """

@@ -47,7 +47,7 @@ def run_guarantee(guarantees: Sequence[Guarantee]) -> Guarantee:
 
 
 def repeated_user_guarantee(events: Sequence[BatchEvent], beta: float) -> Guarantee:
-    """Returns the guarantee at beta for a user who reports once in each batch (sequential)."""
+    """Returns the guarantee at beta for a user who reports once in each batch."""
     if not events:
         return Guarantee(0.0, 0.0)
     for event in events:

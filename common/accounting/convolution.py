@@ -210,7 +210,7 @@ def choose_window(parts: Sequence[Part], tilt: float) -> Window:
 
 
 def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Convolved:
-    """Convolves the tilted parts circularly on M grid losses, which start at first * delta."""
+    """Convolves the tilted parts circularly on M grid losses, with indices from `first` on."""
     spectrum: ComplexArray = np.ones(M // 2 + 1, dtype=np.complex128)
     error: FloatArray = np.zeros(M // 2 + 1)
     for part, count in parts:

@@ -90,7 +90,7 @@ def needed_bits(p: float, cells: int, target: float, beta: float) -> int:
 
 @lru_cache(maxsize=4096)
 def needed_numerator(N: int, cells: int, target: float, beta: float, guess: float) -> int | None:
-    """Returns the least k for which N bits with p = k / 2^32 give (target, beta)-DP.
+    """Returns the least k for which N noise bits with p = k / 2^32 give (target, beta)-DP.
 
     Returns None if even p = 1/2 gives less privacy.
     """

@@ -111,7 +111,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`cells` counters that move up by one and `cells` down, each with a loss of +-log(1/q)."""
+    """Moves of `cells` counters up by one and of `cells` counters down; losses are +-log(1/q)."""
 
     q: float
     cells: int
@@ -207,9 +207,10 @@ class Curve:
         return min(end, before + math.log1p(excess / fall)) if fall > 0.0 else end
 
     def _solve_back(self, end: float, delta: float) -> float:
-        """Returns the result of `_solve` for overflow 0, computed from the piece's far end.
+        """Returns the epsilon at which the curve's piece that ends at loss `end` meets `delta`.
 
-        From the near end, exp(near end - loss) would underflow, and the piece would seem flat.
+        For overflow 0 only. The computation starts from `end`: at the piece's beginning,
+        exp(beginning - loss) would underflow, and the piece would seem flat.
         """
         i = int(np.searchsorted(self.loss, end))
         fall = float(np.sum(self.mass[i:] * np.exp(end - self.loss[i:])))

@@ -191,9 +191,9 @@ class CounterLayout:
 
     @property
     def cells(self) -> int:
-        """The most counters that grow by one if one user is replaced; as many may fall by one.
+        """The most counters that rise by one if one user is replaced. Equally many may fall by one.
 
-        An episode increments at most one counter for each family and step in scope. The accountant
+        An episode increments at most one counter for each family and counted step. The accountant
         relies on this number (`common.accounting.account`).
         """
         return len(self.shapes) * self.layers
@@ -291,7 +291,7 @@ class CounterLayout:
 
     @property
     def _in_scope(self) -> Ints:
-        """The possible transitions in scope, as indices into an array (layers, X, A, X)."""
+        """The possible transitions at counted steps, as indices into an array (layers, X, A, X)."""
         size = self.sizes.X**2 * self.sizes.A
         start = (self.layer or 0) * size
         first, last = np.searchsorted(self._cells, (start, start + self.layers * size))

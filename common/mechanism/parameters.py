@@ -117,7 +117,7 @@ class Laplace:
 
     @property
     def q(self) -> float:
-        """The ratio of two neighbouring probabilities, exact in a double."""
+        """The ratio Pr[Z = z + 1] / Pr[Z = z] for z >= 0, exact in a double."""
         return math.ldexp(self.numerator, -MAX_P_LOG2)
 
     @property

@@ -72,10 +72,10 @@ def encode(
 
 
 def permutation(size: int, randomness: ByteSource) -> Ints:
-    """The shuffler's part: returns a uniform permutation (size,), by sorting 128-bit random keys.
+    """Returns the shuffler's uniform permutation (size,), from sorting random keys of 128 bits.
 
     Only equal keys bias the permutation. Among 2**24 keys, two are equal with probability below
-    2**-81. The sort is over 64-bit words: a key's first bits, then the key's index. The few keys
+    2**-81. The sorted words have 64 bits: a key's first bits, then the key's index. The few keys
     with equal first bits are then sorted by all 128 bits.
     """
     keys = _random_keys(size, randomness)

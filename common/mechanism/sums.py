@@ -71,7 +71,7 @@ def report_bytes(counters: int, bits: int) -> int:
 
 
 def release_bytes(n: int, counters: int, bits: int) -> int:
-    """Returns the size of what the shuffler hands over: the sum's C words, then n keys E."""
+    """Returns the size of what the shuffler hands over: a sum of `counters` words, then n keys."""
     return counters * bits // 8 + n * KEY_BYTES
 
 

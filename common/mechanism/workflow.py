@@ -75,7 +75,7 @@ def encode(
 def count(
     trust: Trust, layout: CounterLayout, symbols: npt.NDArray[np.integer]
 ) -> tuple[Ints, Ints]:
-    """The analyzer's part, first step: counts symbols of shape (messages, count).
+    """The analyzer's part, first step: counts the symbols (messages, symbols of each message).
 
     Returns a histogram (C + 1,), and the indices of messages not counted. The histogram's last
     entry is the number of dummies (``shuffle``) or of counted reports (``local``, ``central``).

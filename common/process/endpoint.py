@@ -242,7 +242,7 @@ class _Replicas(Generic[TransportT]):
         self._journal.note("replica-skipped", logging.WARNING, detail=detail)
 
     def _requests(self, request: httpx.Request) -> Iterator[tuple[int, httpx.Request]]:
-        """Yields, in the order of `_order`, each address's number and the request to it."""
+        """Yields each address's number and the request to the address, in the order of `_order`."""
         for number in self._order():
             url = self._urls[number]
             request.url = request.url.copy_with(scheme=url.scheme, host=url.host, port=url.port)

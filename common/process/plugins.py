@@ -201,7 +201,7 @@ def _content(value: Any) -> object:  # noqa: ANN401
 
 
 def _attributes(owner: Any) -> object:  # noqa: ANN401
-    """Returns a class's bases, and a class's or module's attributes except Python's own."""
+    """Returns a class's bases (none for a module), and all attributes except Python's own."""
     kept = (FunctionType, classmethod, staticmethod, property)
     given = {k: v for k, v in vars(owner).items() if k[:2] != "__" or isinstance(v, kept)}
     return getattr(owner, "__bases__", ()), [(k, given[k]) for k in sorted(given)]

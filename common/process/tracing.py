@@ -72,7 +72,7 @@ def use_provider(provider: "TracerProvider") -> Iterator[None]:
 
 @contextmanager
 def span(name: str) -> Iterator["Span | None"]:
-    """Opens a span for the context. The span does not record errors raised in the context."""
+    """Opens a span for a ``with`` block. The span does not record errors raised in the block."""
     if _tracer is None:
         yield None
         return

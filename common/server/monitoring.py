@@ -213,7 +213,7 @@ class VersionedCache(Generic[T]):
         self._cached: tuple[object, T] | None = None
 
     async def get(self) -> T:
-        """Returns the value for the current version."""
+        """Returns the cached value, or reads it again if the version has changed."""
         async with self._lock:
             # Get the version before reading, so a change during the read makes the value stale.
             version = self._version()

@@ -23,7 +23,7 @@ from riffle.common.protocol.verification import batch_event
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """Bounds of a batch's epsilon at beta if at most ``dishonest`` reports are dishonest."""
+    """Bounds of a batch's epsilon at beta. At most ``dishonest`` reports break the protocol."""
 
     epsilon_lower: float
     epsilon_upper: float
@@ -44,7 +44,7 @@ def spent(descriptor: BatchDescriptor, failed: int) -> Spend:
 
 
 def dishonest_at_least(descriptor: BatchDescriptor, failed: int) -> int:
-    """Returns ceil(``failed`` / L), the fewest reports that can hold this number of messages."""
+    """Returns ceil(``failed`` / L), the fewest reports that can hold the failed messages."""
     return -(-failed // descriptor.padding.messages)
 
 

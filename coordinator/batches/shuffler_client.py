@@ -49,7 +49,7 @@ class Messages:
 
 
 class ShufflerClient:
-    """Calls the shuffler. At its last answer, the shuffler's clock was ``skew`` seconds ahead."""
+    """Calls the shuffler. When it last answered, its clock was ``skew`` seconds ahead."""
 
     skew: float | None = None
 

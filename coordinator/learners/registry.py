@@ -158,7 +158,7 @@ def _check_noise(problem: Problem, check: Callable[[Problem], object], growth: f
 def _sufficient_K(
     problem: Problem, check: Callable[[Problem], object], factor: float
 ) -> int | None:
-    """Returns a larger K (two digits, then zeros) with large enough batches; None if not found.
+    """Returns a larger, round K for which batches are large enough; None if no such K is found.
 
     A larger K may add a stage, which makes the stages before it smaller. So each K is tried before
     it is returned.
@@ -300,7 +300,7 @@ class ManualLearner(OwnLearner):
             self.value = estimate.value
 
     def summary(self) -> LearnerSummary:
-        """Returns the answer so far."""
+        """Returns the learned policy and the estimate of its value, as known so far."""
         radius = None if math.isinf(self._lower_bound) else self.value - self._lower_bound
         return replace(super().summary(), finished=self.left <= 0, radius=radius)
 

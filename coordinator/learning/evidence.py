@@ -140,12 +140,12 @@ class Counts:
     possible: BoolArray
 
     def consistent(self, E: float, *, add_on: bool) -> ConsistentCounts:
-        """Applies Eq. 7, then the add-on if wanted (`postprocess`). E is the sum's precision."""
+        """Applies Eq. 7 of paper 000, then the add-on if `add_on`; `E` is the counts' precision."""
         return consistent(self.transitions, self.visits, E, add_on=add_on, possible=self.possible)
 
 
 def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) -> Counts:
-    """Returns the weighted sum of evidence. If steps are `alike`, also sums over steps: Hs = 1."""
+    """Returns the weighted sum of `parts`. If steps are `alike`, adds them up to a single step."""
     pairs = list(zip(weights, parts, strict=True))
     masks = [part.possible.any(axis=0, keepdims=True) if alike else part.possible for part in parts]
     return Counts(
@@ -179,7 +179,7 @@ def shrink_rewards(R: FloatArray, N: FloatArray, k: FloatArray, s: FloatArray) -
 
 
 def sum_terms(terms: Sequence[FloatArray], axes: int, alike: bool) -> FloatArray:
-    """Adds arrays. Layers are the `axes`-th axis from the end; `alike` also sums over layers."""
+    """Adds arrays. If `alike`, also sums over layers, the `axes`-th axis from the end."""
     if alike:
         terms = [term.sum(axis=-axes, keepdims=True) for term in terms]
     return sum(terms[1:], start=terms[0])

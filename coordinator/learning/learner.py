@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """An order to run `mixture` for exactly `n` episodes, counting step `layer` (None: all)."""
+    """An order to run `mixture` for exactly `n` episodes and to count step `layer` (None: all)."""
 
     stage: int
     purpose: Purpose

@@ -53,7 +53,7 @@ def plan(P: FloatArray, r: FloatArray, d1: FloatArray) -> Plan:
 
 
 def value(P: FloatArray, r: FloatArray, d1: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns the values (...) of policies (..., H, X); broadcasts P and r, shaped as in `plan`."""
+    """Returns the values of `policy` (..., H, X) under P (..., H, X, A, X) and r (..., H, X, A)."""
     H, _, A = r.shape[-3:]
     taken = policy[..., None] == np.arange(A)
     rewards = (r * taken).sum(axis=-1)

@@ -71,7 +71,7 @@ class Sensitivity:
 
     @classmethod
     def of_losses(cls, pairs: int) -> Sensitivity:
-        """Returns the sensitivity of `pairs` numbers in [0, 1], any of which may change."""
+        """Returns the sensitivity of `pairs` losses in [0, 1], all of which may change at once."""
         return cls(float(pairs), math.sqrt(pairs))
 
     def __add__(self, other: Sensitivity) -> Sensitivity:
@@ -162,7 +162,7 @@ def tree_levels(T: int) -> int:
 
 
 class BinaryMechanism:
-    """The Central Privatizer (Alg. 4). Adds noise to the running sums of T arrays of one shape.
+    """The Central Privatizer (004, Alg. 4). Adds noise to running sums of T arrays of one shape.
 
     With `variant`, every sum has equally many draws of noise.
     `add` raises LearnerError after T contributions.

@@ -73,7 +73,7 @@ def curve(rows: Sequence[TrueRow]) -> Curve:
 
 
 def bands(own: Curve, others: Sequence[Curve]) -> Bands | None:
-    """Returns bands over `own` and the curves of `others` that are at least as long as `own`.
+    """Returns bands of regret and value over `own` and all `others` that are at least as long.
 
     Returns None if `others` has no such curve, or if `own` has no episodes.
     """

@@ -36,7 +36,7 @@ class World(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, and its logarithm `iota`."""
+    """A bonus: its kind, the constants of `ucbvi_parameters.Bonus`, and the log factor `iota`."""
 
     kind: int
     bonus_scale: float
@@ -155,7 +155,8 @@ def exploration(
 ) -> float:
     """Returns the bonus b_h(x, a) from r^, N and the variance of V_{h+1}; `most` is H - h.
 
-    `shift` is E X for QIAO. For PRACTICAL, it is the variance of the noise in N (r~ + P~ V_{h+1}).
+    For QIAO, `shift` is X times the bound E on noise. For PRACTICAL, `shift` is the variance of the
+    noise in N (r~ + P~ V_{h+1}).
     """
     width = bonus.iota / N
     if bonus.kind == AZAR:
@@ -189,7 +190,7 @@ def greedy(Q: Floats, policy: Ints, V: Floats) -> bool:
 
 @compiled
 def learn(episode: Ints, counts: Floats, R: Floats, rows: Floats, means: Floats, N: Floats) -> None:
-    """Adds an episode to exact `counts`, R and N. Updates P^ in `rows` and r^ in `means`."""
+    """Adds an episode to exact `counts`, `R` and `N`. Updates the estimates `rows` and `means`."""
     pairs, X = len(N) // len(episode), len(rows)
     for h in range(len(episode)):
         i = h * pairs + episode[h, 0] * (pairs // X) + episode[h, 1]

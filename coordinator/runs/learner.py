@@ -99,7 +99,7 @@ class RunLearner:
         return NextStep(issue=issue)
 
     def _current(self, run: RunRecord) -> Learner:
-        """Returns the learner after all stored counts. A manual learner is always replayed."""
+        """Returns the learner after all stored counts. Rebuilds a manual learner in every call."""
         if self.learner is None or run.spec.learner == MANUAL:
             learner = self.registry.build(run.spec)
             replay(learner, self.store.deployments(run.id), self.store.histograms(run.id))

@@ -65,8 +65,8 @@ class RunRecord:
 class DeploymentRecord:
     """A deployment as issued, and its progress; ``data`` holds the descriptor's bytes.
 
-    ``named`` has positions of failed messages, from the batch's settlement until its
-    acknowledgement.
+    ``named`` has the positions of failed messages. It is filled when the batch is settled, and
+    emptied when the batch is acknowledged.
     """
 
     run_id: str

@@ -145,7 +145,7 @@ def _simulate_users(chosen: "Preset", how: SimulationOptions) -> Simulated:
 
 
 def _adversarial(options: RunOptions, *, preset_given: bool) -> RunOptions:
-    """Returns the options of a run of paper 004's learners, with their own defaults.
+    """Returns a run's options with the defaults of paper 004's learners filled in.
 
     For LayeredMDP-v0, the caller may also give these learners' options (`CASE_OPTIONS`) as --param.
     """

@@ -27,7 +27,7 @@ CONCURRENT_REQUESTS = 16
 
 
 def manual_spec(base: RunSpec, name: str = "load") -> RunSpec:
-    """Returns an endless manual run, like ``base`` but with all counters."""
+    """Returns an endless manual run, like ``base`` but with counters for all transitions."""
     fields = {"name": name, "learner": MANUAL, "episodes": ENDLESS, "options": {}, "support": None}
     return RunSpec.model_validate(dict(base) | fields)  # dict(base) keeps nested models
 

@@ -96,8 +96,8 @@ class Tally:
     """Outcomes of all reports that were started so far.
 
     ``rejected``: reports given up, by reason. ``answers``: HTTP errors and requests without an
-    answer, retried ones included. ``due``, ``sent``: latency until acceptance, from the
-    scheduled time or from the upload's first byte.
+    answer, retried ones included. ``due``: latency from a report's scheduled time to acceptance.
+    ``sent``: latency from the upload's first byte to acceptance.
     """
 
     started: int = 0

@@ -239,7 +239,7 @@ def summarize(
 
 
 def _opening(batches: Sequence[Summary]) -> Summary:
-    """Returns the messages of full batches that the coordinator has opened, and has yet to open."""
+    """Returns how many messages of full batches are opened, and how many are yet to be opened."""
     full = [batch for batch in batches if batch["state"] in FULL]
     waiting = sum(batch["messages"] for batch in full if batch["state"] == "sealed")
     return {"opened": sum(batch["messages"] for batch in full) - waiting, "to_open": waiting}
@@ -289,7 +289,7 @@ def _evidence(
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
-    """Returns memory in MiB: at the end, the maximum, and growth a minute (None below a minute)."""
+    """Returns memory in MiB: last, largest, and growth a minute (None if samples are too few)."""
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
     growth = None
@@ -303,9 +303,9 @@ def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
 
 
 def rates(now: Sample, before: Sample, cores: Collection[int] = ()) -> dict[str, float]:
-    """Returns rates of reports, latencies and use of resources between two samples.
+    """Returns latencies, rates of reports, and use of resources between two samples.
 
-    Other programs' use is measured on ``cores`` or, if ``cores`` is empty, on all cores.
+    Other programs' processor time is measured on ``cores`` (if ``cores`` is empty, on all cores).
     """
     seconds = max(now.at - before.at, 1e-9)
     fresh = {

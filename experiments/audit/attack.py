@@ -193,7 +193,7 @@ class Attack:
 
     @property
     def violated(self) -> bool:
-        """Returns whether the bounds refute the claim at the stated error."""
+        """Returns whether the lower bound on epsilon or beta exceeds the claimed number."""
         return self.bounds.epsilon > self.epsilon or self.bounds.beta > self.beta
 
     def as_dict(self) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def log_ratios(N: int, p: float) -> FloatArray:
 
 
 def agreement(world: World, pair: Pair, trials: int) -> float:
-    """Returns the p-value of the hypothesis that trials with HPKE seals have the law of ``pair``.
+    """Tests whether trials with HPKE seals have the same law as ``pair``; returns the p-value.
 
     A Bonferroni factor of two combines the tests of both populations.
     """

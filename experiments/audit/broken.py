@@ -113,7 +113,7 @@ def attack_numbers(setting: Setting, trials: int, error: float) -> list[Attack]:
 def _sum_scores(
     batch: LiteralBatch, trials: int, generator: np.random.Generator
 ) -> dict[str, Scores]:
-    """Draws log likelihood ratios under both populations."""
+    """Draws log likelihood ratios for the two populations, which differ only in user 0."""
     first = _cells(batch, trials, 1, generator) - _cells(batch, trials, 0, generator)
     second = _cells(batch, trials, 0, generator) - _cells(batch, trials, 1, generator)
     return {"likelihood ratio": Scores(first, second)}
@@ -122,7 +122,7 @@ def _sum_scores(
 def _cells(
     batch: LiteralBatch, trials: int, bit: int, generator: np.random.Generator
 ) -> FloatArray:
-    """Draws the sum over cells of log(P(numbers | bit 1) / P(numbers | bit 0)), (trials,)."""
+    """Draws log likelihood ratios (trials,) of bit 1 to bit 0, if user 0 has `bit` in all cells."""
     f = batch.mass
     size = (trials, batch.cells)
     numbers = generator.multinomial(batch.n - 1, f, size)

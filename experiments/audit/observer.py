@@ -1,9 +1,9 @@
 """Guesses users' data from what leaves their devices, without any key.
 
 A fair coin gives each user one of two episodes that differ as much as possible. The observer sees
-every report's size, its place in the order and the time to make it, which is more than a network
-would show. The observer knows the data of the first third of the users and fits rules to them. The
-second third chooses the rule that guesses best, and the last third tests it.
+every report's size, its place in the order of reports, and how long the device took to make it. A
+network would show less. The observer knows the data of the first third of the users and fits rules
+to them. The second third chooses the rule that guesses best, and the last third tests it.
 
 Reports have real seals. If ``padded`` is false, the same code runs without padding, to test whether
 the observer can see anything at all.

@@ -193,7 +193,7 @@ def legend_label(curve: Series) -> str:
 
 
 def caption(figure: Figure, series: Sequence[Series]) -> str:
-    """Returns the figure's note, the constants with one value, and each curve's other constants."""
+    """Returns the figure's note, the constants that all curves share, and each curve's own ones."""
     values = {
         name: {curve.constants[name] for curve in series if name in curve.constants}
         for name in CAPTION_CONSTANTS

@@ -46,7 +46,7 @@ def write(
 
 
 def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, Any]:
-    """Returns versions, runs, constants and gaps: all that is needed to reproduce the numbers."""
+    """Returns what reproduces the numbers: versions, runs, constants, and the missing points."""
     return {
         "figure": figure.name,
         "title": figure.title,

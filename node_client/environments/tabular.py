@@ -254,7 +254,7 @@ class BanditEnvironment:
         return 0
 
     def step(self, action: int, randomness: Randomness) -> Step:
-        """Pulls an arm; the reward is this user's clipped mean."""
+        """Pulls the arm ``action``; the reward is this user's clipped mean of the arm."""
         return 0, float(self._user[action]), False
 
 
@@ -284,16 +284,20 @@ def spectrum_access(channels: int = 2, H: int = 6) -> TabularMDP:
 
 
 def _occupancy_law(busy_chance: Floats, busy: np.typing.NDArray[np.int64]) -> Floats:
-    """Returns the probability (S, 2^C) of each set of channels that may be busy next.
+    """Returns the probability (S, 2^C) of each set of busy channels, in each of S situations.
 
-    ``busy_chance`` (S, C) has the probability that a channel is busy next.
+    ``busy_chance`` (S, C) has the probability that a channel is busy.
     """
     chance = np.where(busy[None] == 1, busy_chance[:, None], 1 - busy_chance[:, None])
     return np.asarray(chance.prod(axis=-1))
 
 
 def _dynamics(occupancy: Floats, idle: Floats) -> tuple[Floats, Floats]:
-    """Returns P (X, A, X) and r (X, A) from occupancy law (2^C, 2^C) and idle chances (2^C, C)."""
+    """Returns P (X, A, X) and r (X, A) of a radio with C channels.
+
+    For each of the 2^C sets of busy channels, ``occupancy`` (2^C, 2^C) has the law of the next set,
+    and ``idle`` (2^C, C) has the chance that a channel is idle next.
+    """
     S, C = idle.shape
     P = np.zeros((C, S, C, C, S))
     r = np.zeros((C, S, C))

@@ -272,7 +272,7 @@ def to_clean(connection: sa.Connection) -> list[str]:
 def mark_clean(connection: sa.Connection, batch_id: str) -> None:
     """Records that secret and reports are gone; an acknowledged batch becomes ``erased``.
 
-    Also deletes the reasons of nodes that declined, and leases without a report.
+    Also deletes leases without a report, and the reasons that nodes gave for declining the batch.
     """
     batch = find(connection, batch_id, lock=True)
     if batch.state == "acknowledged":

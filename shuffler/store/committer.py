@@ -54,7 +54,7 @@ class Job(Generic[T]):
 
 
 def _fails_group(error: Exception) -> bool:
-    """Returns whether the error concerns all jobs: an error of disk, lock or connection."""
+    """Returns whether the error is of disk, lock or connection, and so fails the transaction."""
     return isinstance(error, OperationalError) or (
         isinstance(error, DBAPIError) and error.connection_invalidated
     )

@@ -199,7 +199,7 @@ class LeaseGroup:
 
 
 def group_of(lease: str) -> str:
-    """Returns the id of a lease's group."""
+    """Returns the group's id, the end of a lease's id. A group is the leases of one request."""
     return lease[16:]
 
 

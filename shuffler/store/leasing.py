@@ -237,8 +237,8 @@ def _write(
 def _seal_if_full(connection: Connection, batch: batch_rows.Batch, added: int, now: int) -> bool:
     """Seals the batch if a fresh count finds n reports of n distinct users.
 
-    The noise is calibrated for n people: fewer people would get a weaker guarantee. So the running
-    count only decides when to count the stored rows.
+    The noise is calibrated for n people: fewer people would get a weaker guarantee. The running
+    count could be wrong, so it only decides when to count the stored rows.
     """
     if not added or batch.reports + added < batch.n:
         return False

@@ -136,7 +136,7 @@ def read_sum(connection: Connection, batch: Batch, cipher: ReportCipher) -> Word
 
 
 class UploadKeys:
-    """The keys E of an upload's reports, and those keys that earlier accepted reports have used."""
+    """The public keys of an upload's reports, and which of them earlier accepted reports used."""
 
     def __init__(
         self, connection: Connection, batch: Batch, frames: Sequence[Frame], cipher: ReportCipher

@@ -99,8 +99,8 @@ class Vault:
     def get(self, batch_id: str) -> BatchSecret:
         """Returns the secret of a batch; raises SecretLostError if it is missing or damaged.
 
-        Raises LocalError ``unavailable`` if the secret cannot be read now, or does not open with
-        this storage key; a later attempt may succeed.
+        Raises LocalError ``unavailable`` if the secret cannot be read now, or if this process has
+        the wrong storage key. A later attempt may succeed.
         """
         try:
             data = self._path(batch_id).read_bytes()
@@ -140,7 +140,7 @@ class Vault:
             raise SecretLostError(batch_id, "used up by another hand-over")
 
     def destroy(self, batch_id: str) -> None:
-        """Overwrites and removes a secret, if it still exists, then the record of its hand-over."""
+        """Erases a batch's secret, if it still exists, then the record of the batch's hand-over."""
         files = self._directory.glob(f"{batch_id}.*")
         for file in sorted(files, key=lambda file: file.suffix == ".released"):
             erase_file(file)

@@ -1,1 +1,1 @@
-"""Learners of paper 004: adversarial losses, loop-free layered MDPs. No other learners."""
+"""Learners of paper 004, for adversarial losses in loop-free layered MDPs, and nothing else."""

@@ -69,7 +69,7 @@ class Box:
 
 
 def post_process(layers: Layers, transitions: FloatArray, visits: FloatArray, E: float) -> Counts:
-    """Applies Eq. 5.1 and 5.2 to noisy counts (H, W, A, W) and (H, W, A)."""
+    """Applies Eq. 5.1, 5.2 of paper 004 to noisy counts, padded to (H, W, A, W) and (H, W, A)."""
     c = np.where(layers.cells, transitions, NEVER)
     n = project(c, visits * layers.pairs, E / 4) + E / (2 * layers.successors[..., None])
     n *= layers.cells
@@ -169,7 +169,7 @@ def least_shift(size: int, values: Floats, bound: float, order: Ints) -> float:
 
 @compiled
 def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> Floats:
-    """Returns the largest probability of visiting each state (H, W), by one backward induction."""
+    """Returns the largest probability of visiting each state (H, W) if P is within the bounds."""
     H, W, A = policy.shape
     f, before, order = np.zeros((H * W, W)), np.zeros(W), np.zeros(W, np.int64)
     for h in range(H - 1, -1, -1):

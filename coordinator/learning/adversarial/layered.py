@@ -71,12 +71,12 @@ class Layers:
 
     @cached_property
     def pairs(self) -> BoolArray:
-        """Returns whether each pair (h, x, a) exists, shape (H, W, A)."""
+        """Marks the (h, x, a) that exist, in an array (H, W, A) padded to W states."""
         return np.repeat(self.states[:, :, None], self.A, axis=2)
 
     @cached_property
     def cells(self) -> BoolArray:
-        """Returns whether each cell (h, x, a, x') exists, shape (H, W, A, W)."""
+        """Marks the (h, x, a, x') that exist, in an array (H, W, A, W) padded to W states."""
         after = np.arange(self.W) < np.array(self.widths[1:])[:, None]
         return self.pairs[..., None] & after[:, None, None, :]
 
@@ -166,7 +166,7 @@ def violation(layers: Layers, q: FloatArray) -> float:
 
 
 def best_policy(layers: Layers, P: FloatArray, loss: FloatArray) -> tuple[PolicyArray, float]:
-    """Returns the deterministic policy (H, W) of least expected loss <q, loss>, and that loss."""
+    """Returns the deterministic policy (H, `layers.W`) of least expected loss, and that loss."""
     policy = np.zeros((layers.H, layers.W), dtype=np.int64)
     V = np.zeros(layers.W)
     for h in reversed(range(layers.H)):

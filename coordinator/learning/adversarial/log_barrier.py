@@ -139,10 +139,11 @@ def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
 def minimise(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> tuple[float, int]:
-    """Takes Newton steps in place; returns the gap and the number of steps.
+    """Changes `rows` and `y` by Newton steps; returns the duality gap and the number of steps.
 
-    problem = (c, upper, lower) and rows = (q, s_u, s_l, z, z_u, z_l), each (R, W). The slacks s_u
-    and s_l are updated, because computing them from q near a bound would lose all digits.
+    `problem` holds the cost c and the bounds `upper` and `lower`. `rows` holds q, the slacks s_u
+    and s_l, and the multipliers z, z_u and z_l. Each is (R, W), for R pairs (x, a). The slacks are
+    updated, because computing them from q near a bound would lose all digits.
     """
     sigma, change = 0.1, np.zeros(rows.shape)
     count = sizes.sum()
@@ -173,7 +174,7 @@ def pull(own: int, after: int, w: int, y: Floats) -> float:
 def duality_gap(
     sizes: Ints, own: Ints, after: Ints, problem: Floats, rows: Floats, y: Floats
 ) -> float:
-    """Returns the objective at q minus the Lagrangian bound; infinity if some z <= 0 (no bound)."""
+    """Returns the objective minus the Lagrangian bound, or infinity if some z <= 0 (no bound)."""
     gap = float(y[0])
     for i in range(len(sizes)):
         row = 0.0
@@ -224,10 +225,11 @@ def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None
 
 @compiled
 def invert(n: int, problem: Floats, row: Floats, inverse: Floats) -> None:
-    """Inverts a row's Hessian D + G_u^T D_u G_u + G_l^T D_l G_l.
+    """Inverts the Hessian D + G_u^T D_u G_u + G_l^T D_l G_l of one (x, a).
 
-    D, D_u and D_l are diagonal: z / q, z_u / s_u and z_l / s_l. G_u maps q to s_u, and G_l maps q
-    to s_l. For precision, the Hessian is first scaled to a diagonal of ones.
+    `row` has q, the slacks s_u and s_l of its two bounds, and their multipliers z, z_u and z_l. D,
+    D_u and D_l are diagonal: z / q, z_u / s_u and z_l / s_l. G_u maps q to s_u, and G_l maps q to
+    s_l. For precision, the Hessian is first scaled to a diagonal of ones.
     """
     total, matrix, scale = 0.0, np.zeros((n, n)), np.zeros(n)
     for w in range(n):
@@ -292,7 +294,7 @@ def add_to_schur(
 def change_row(
     n: int, problem: Floats, row: Floats, mu: float, inverse: Floats, g: Floats, change: Floats
 ) -> None:
-    """Writes a row's change dq = -`inverse` `g`, and the resulting changes of slacks and duals."""
+    """Writes Newton's step of one (x, a): -`inverse` `g` for q, then for slacks and multipliers."""
     dm = 0.0
     for w in range(n):
         change[0, w] = 0.0

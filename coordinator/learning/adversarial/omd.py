@@ -2,9 +2,9 @@
 
     min over q in Delta(P_k) of   <cost, q> + sum q ln q,      cost = eta L~(x, a).
 
-Write q(x,a,x') = m(x,a) p(x'|x,a) with p in the row's box. The flow multipliers v have one free
-number for each inner state, and v(x_0) = v(x_H) = 0. If v is fixed, every row is an entropic
-projection on its box,
+Write q(x,a,x') = m(x,a) p(x'|x,a) with p in the box lower <= p <= upper of (x,a). The flow
+multipliers v have one free number for each inner state, and v(x_0) = v(x_H) = 0. If v is fixed,
+every p(.|x,a) is an entropic projection on its box,
 
     phi(x,a) = min_p sum_x' p(x') (ln p(x') - v(x')),
     p(x') = clip(exp(v(x') + delta), lower, upper),   delta such that p sums to one,
@@ -325,11 +325,10 @@ def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Flo
 def newton_step(
     widths: Ints, target: Floats, blocks: Floats, inflow: Floats, outflow: Floats, damping: float
 ) -> Floats:
-    """Returns Newton's step (H - 1, W) from the derivatives, with rows divided by the flows.
+    """Returns Newton's step (H - 1, W) of the multipliers v; `blocks` are the flows' derivatives.
 
-    If `inflow` and `outflow` are the flows, the result is the step on ln inflow - ln outflow = 0.
-    If both are ones, and `target` is -gradient, the result is -(Hessian of f + damping)^-1
-    gradient. Padding states do not move.
+    If `inflow` and `outflow` are the flows, the step is for ln inflow = ln outflow. If both are one
+    and `target` is -gradient, it is -(Hessian of f + damping)^-1 gradient. Padding states get 0.
     """
     H, W = len(widths) - 1, inflow.shape[1]
     matrix, step = null_space(widths, W) + damping * np.eye((H - 1) * W), np.zeros((H - 1, W))

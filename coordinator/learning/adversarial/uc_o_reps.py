@@ -54,9 +54,9 @@ class Constants:
 
 
 def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: float) -> Constants:
-    """Returns the constants of Theorem 3.3 (full information) or 4.2 (bandit).
+    """Returns the constants of paper 004: Theorem 3.3 (full information) or 4.2 (bandit).
 
-    If ``eta`` is given, it replaces the theorem's. delta is the smaller of XA / K and one half.
+    If ``eta`` is given, it replaces the theorem's eta. delta is the smaller of XA / K and one half.
     """
     XA = layers.X * layers.A
     theorem = math.log(XA / layers.H) if full else layers.X

@@ -37,9 +37,9 @@ from riffle.coordinator.learning.learner import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class LossEstimate:
-    """Turns the noisy losses l~ of an episode into l" (see the module).
+    """Turns noisy losses l~ of an episode into l" (paper 004, Eq. 4.1, or a corrected form).
 
-    ``E`` is the bound E' on the noise of every loss; ``variance`` is the variance v of this noise.
+    ``E`` bounds the noise on every loss (E' in the paper). ``variance`` is this noise's variance.
     """
 
     estimator: Literal["paper", "correct"]

@@ -81,7 +81,7 @@ class ActiveSet(Protocol):
         """
 
     def eliminate(self, model: Model, radius: float) -> tuple[Self, float]:
-        """Drops members whose value is `radius` or more below the best value (Algorithm 1, line 9).
+        """Drops members with a value `radius` or more below the best (000, Algorithm 1, line 9).
 
         Returns the remaining set and the best value.
         """
@@ -153,10 +153,10 @@ class ImplicitPolicies:
         return float(solution.dual[0])
 
     def best_visits(self, P: FloatArray, h: int, then: Model) -> Plan:
-        """Returns for every (x, a) a member that visits (h, x, a) often under P.
+        """Returns for every (x, a) an active policy that visits (h, x, a) often under P.
 
-        The policies are (X, A, H, X). Before the first elimination, `then` chooses their actions
-        after step h; later, the newest model does. `value` (X, A) is the probability of the visit.
+        The policies are (X, A, H, X). After step h, their actions are good under the newest model
+        or, before any elimination, under `then`. `value` (X, A) is the probability of the visit.
         """
         H, X, A, _ = P.shape
         solution = maximise(
@@ -226,7 +226,7 @@ def _best_taking(model: Model, actions: BoolArray, d1: FloatArray, h: int) -> Pl
 
 
 def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[FloatArray, FloatArray]:
-    """Returns the highest (`sign` 1) or lowest (-1) values V (H + 1, X) within `actions`, and Q."""
+    """Returns V (H + 1, X) and Q of the best (`sign` 1) or worst (-1) policy within `actions`."""
     H, X, _ = model.r.shape
     V, Q = np.zeros((H + 1, X)), np.empty(model.r.shape)
     for h in reversed(range(H)):
@@ -236,7 +236,7 @@ def _optimal(model: Model, actions: BoolArray, sign: float = 1.0) -> tuple[Float
 
 
 def _carry(model: Model, P: FloatArray, actions: BoolArray) -> FloatArray:
-    """Returns c (H, X, A) of the module's docstring, for `model` (P_B, r_B) and the given P."""
+    """Returns (H, X, A): the largest (`model.P` - `P`)_h(x, a) . V_{h+1} over possible V_{h+1}."""
     high, low = _optimal(model, actions)[0][1:], _optimal(model, actions, -1.0)[0][1:]
     up, down = np.maximum(model.P - P, 0.0), np.maximum(P - model.P, 0.0)
     return np.asarray(np.einsum("hxay,hy->hxa", up, high) - np.einsum("hxay,hy->hxa", down, low))

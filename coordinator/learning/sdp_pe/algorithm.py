@@ -190,10 +190,10 @@ class SDPPE:
         return Crude(np.broadcast_to(W, shape), P, np.concatenate(policies), None)
 
     def _best_visits(self, P: FloatArray, h: int, n: int) -> PolicyArray:
-        """Returns pi^cru_{h,x,a} (M, H, X), the active policies that visit (h, x, a) most.
+        """Returns policies (M, H, X): for each (x, a), the active one that visits (h, x, a) most.
 
-        Leaves out pairs (x, a) that n episodes of their policy are expected to visit less than
-        once. If all pairs are such pairs, leaves out none.
+        Leaves out each (x, a) for which n episodes of this policy are expected to make less than
+        one visit. If that would leave out all (x, a), leaves out none.
         """
         best = self.phi.best_visits(P, h, self._model)
         reached = best.value * n >= 1
@@ -328,7 +328,7 @@ class SDPPE:
         return literal_radius(self.problem.sizes, L_b, E, self.iota, scale)
 
     def _precision(self, variance: float) -> float:
-        """Returns E of Assumption 4, which holds for all counters of all batches of the run."""
+        """Returns E of paper 000, Assumption 4, for all counters of all batches of the run."""
         X, A, H = self.problem.sizes.X, self.problem.sizes.A, self.problem.sizes.H
         counters = len(self.schedule.stages) * 2 * H * X * A * (X + 2)
         return precision(variance, counters, self.problem.delta, self._term)
@@ -338,7 +338,7 @@ class SDPPE:
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
     def _threshold(self, variance: FloatArray) -> FloatArray | float:
-        """Returns the count up to which a tuple is infrequent (Algorithm 2, line 9)."""
+        """Returns the count up to which (h, x, a, x') is infrequent (000, Algorithm 2, line 9)."""
         scale = self.constants.threshold_scale
         if self.constants.levels == "noise":
             return scale * np.sqrt(variance)

@@ -60,11 +60,11 @@ def design(
     floor: float,
     tolerance: float = TOLERANCE,
 ) -> Design:
-    """Solves Eq. 4 over `active` under P (H, X, A, X), starting from `atoms` (M, H, X).
+    """Solves Eq. 4 of paper 000 over `active` under P (H, X, A, X).
 
-    For every (h, x, a), `atoms` must hold an active policy that visits (h, x, a) most. Z leaves out
-    the tuples that every atom visits with a probability below `floor`. If no tuple would then
-    remain, Z has all tuples that an atom visits.
+    The search starts from the policies `atoms` (M, H, X). For every (h, x, a), `atoms` must hold an
+    active policy that visits (h, x, a) most. Eq. 4 then leaves out each (h, x, a) that every atom
+    visits with a probability below `floor`. If that leaves none, all that some atom visits remain.
     """
     d = occupancy(P, active.d1, atoms)
     best = d.max(axis=0)
@@ -104,9 +104,10 @@ def _gap(g: FloatArray | float, reached: BoolArray) -> float:
 def _cover(
     active: ActiveSet, P: FloatArray, atoms: PolicyArray, d: FloatArray, best: FloatArray
 ) -> tuple[PolicyArray, FloatArray]:
-    """Returns a few policies and their visits d. For each tuple, some policy has d >= `best` / 10.
+    """Returns a few policies and their probabilities d of visits.
 
-    `active.best` finds a policy for uncovered tuples. If it covers none, atoms cover the rest.
+    At each (h, x, a), some returned policy has d >= `best` / 10. `active.best` finds the policies.
+    If a new policy adds no such (h, x, a), `atoms` cover the rest.
     """
     policies, visits, uncovered = atoms[:0], d[:0], best > 0
     while uncovered.any():

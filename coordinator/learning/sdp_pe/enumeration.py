@@ -42,7 +42,7 @@ def classes(sizes: Sizes, d1: FloatArray) -> int:
 
 
 class Block(NamedTuple):
-    """The rows and columns of phi that are not empty.
+    """Rows (prefixes of policies) and columns (suffixes) of the active set phi that are not empty.
 
     Indices in `prefixes` (p,) and `suffixes` (s,) ascend. `pairs` (p, s) marks active pairs.
     """
@@ -231,7 +231,7 @@ class EnumeratedPolicies:
         return before, choices.reshape(-1, K)
 
     def _state_distribution(self, P: FloatArray, h: int, begins: PolicyArray) -> FloatArray:
-        """Returns the state distributions (ways, X) at step h after the ways to act `begins`."""
+        """Returns state distributions (ways, X) at step h; `begins` are the ways to act before."""
         if h == 0:
             return self.d1[None]
         before, at = _unique(begins // self._counts[h - 1])

@@ -138,9 +138,10 @@ def bootstrap(
     level: float,
     families: Families,
 ) -> Bootstrap:
-    """Returns the radius (the quantile `level` of the gaps) and the first draws' best policies.
+    """Resamples the counts; returns the radius and the best policies of the first draws.
 
-    `families` says which counts share their noise.
+    The radius is the quantile `level` of the gaps in value between the estimate's best policy and
+    a draw's best policy. `families` says which counts share their noise.
     """
     model = replace(estimator, shrinkage=0.0).model(parts)
     best = active.best(model).policy

@@ -42,9 +42,9 @@ LARGEST = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """For each of T objectives, a policy within the constraints, its V_0, and the least D(lambda).
+    """For each of T objectives: a policy within the constraints, its value, and the dual optimum.
 
-    V_0 is minus infinity if no policy within the constraints was found.
+    The value is minus infinity if no policy within the constraints was found.
     """
 
     policy: PolicyArray

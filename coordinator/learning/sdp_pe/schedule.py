@@ -48,9 +48,10 @@ class Schedule:
 
 
 def schedule_for(problem: Problem, constants: Constants, fine: int) -> Schedule:
-    """Returns a run's schedule. L_1 is `first_stage`; if that is 0, `visits_per_noise` sets L_1.
+    """Returns a run's schedule. Stage 1 has length L_1: `first_stage`, if that is not 0.
 
-    With one state and levels `noise`, crude batches learn nothing, so they have the smallest size.
+    Otherwise `visits_per_noise` sets L_1. With one state, crude batches learn nothing, because they
+    count only transitions. With levels `noise`, they then have the smallest size.
     """
     first_stage = constants.first_stage
     if first_stage <= 0:
@@ -87,7 +88,7 @@ def schedule(K: int, H: int, constants: Constants, first_stage: int, fine: int =
 
 
 def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]:
-    """Returns the first lengths L_1, L_2, ... of Algorithm 1 for which `batches` * sum L_b >= K."""
+    """Returns the fewest lengths L_b (000, Algorithm 1) for which `batches` * sum L_b >= K."""
     lengths = [L_1]
     while batches * sum(lengths) < K:
         lengths.append(round(L_1 * growth ** len(lengths)))
