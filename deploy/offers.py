@@ -84,7 +84,7 @@ def _support(*steps: int, full: int = 0) -> Support:
 
 
 def _pruned(support: Support) -> Support:
-    """Returns the same support without successors of states that cannot be reached (5.4)."""
+    """Returns the support without successors of unreachable states (docs/protocol.md, 5.4)."""
     cells = possible_cells(support, X, A, H)
     lists = (tuple((cells[cells // X == row] % X).tolist()) for row in range(H * X * A))
     return Support(support.start, _tables(lists))
@@ -98,8 +98,8 @@ def _tables(lists: Iterator[tuple[int, ...]]) -> tuple[Successors, ...]:
 class Case:
     """A good batch: what is counted, under which trust model, and how the counts are sent.
 
-    ``fault`` is an event that the client must survive (`FAULTS`), an unusual size (`SEVERAL` or
-    `FULL`), or "".
+    ``fault`` is an event that the client must survive (`FAULTS`), an unusual size (`SEVERAL`,
+    `FULL`, `LARGE` or `WIDE`), or "".
     """
 
     families: Families = "joint"
@@ -146,9 +146,9 @@ class Envelope(SignedDescriptor):
 class Offer:
     """A batch that is listed as ``batch_id``, its descriptor's bytes, and what the client did.
 
-    A good offer has a ``case``, and its ``fault`` is the event that is still to come. A bad offer
-    has a ``fault`` that check number ``check`` finds. Only the last of the batch ``keys`` is valid.
-    ``uploads`` has the first report of each lease under each batch key.
+    A good offer has a ``case``, and the case's ``fault`` until this event has happened. A bad
+    offer has a ``fault`` that check number ``check`` finds. Only the last of the batch ``keys`` is
+    valid. ``uploads`` has the first report of each lease under each batch key.
     """
 
     batch_id: str
@@ -210,7 +210,7 @@ def _document(case: Case, owner: Owner, **changes: Any) -> Json:  # noqa: ANN401
 
 
 def _named(document: Json) -> Json:
-    """Returns the document with new run and batch ids, to be listed under this batch id."""
+    """Returns the document with new ids of run and batch, to be listed under the new batch id."""
     run = os.urandom(16).hex()
     return document | {"run_id": run, "batch_id": (own := batch_id(run, INDEX)), "listed": own}
 

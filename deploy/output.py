@@ -209,8 +209,8 @@ class Steps:
     def _time_left(self, now: float) -> str:
         """Returns a text such as ``, about 9 s left``, from the mean rate since the first step.
 
-        At first the text is empty: all processes end their first steps at about the same time, so
-        the rate is not known yet.
+        Just after the first step, the text is empty. Parallel processes end their first steps at
+        about the same time, so the rate is not known yet.
         """
         first, done = self._first or (now, 0)
         if now - first < (first - self._began) / 5:

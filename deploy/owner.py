@@ -204,9 +204,9 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
 
 
 def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> str:
-    """Returns `wrong_size` for the first report of a wrong size between the ids of ``leases``.
+    """Returns the text of `wrong_size` for the first report of a wrong size in ``body``, or "".
 
-    Returns "" if it finds no wrong size. It skips ids that ``body`` does not contain.
+    Reports lie between the ids of their leases. Ids that ``body`` does not contain are skipped.
     """
     ids = [form for lease in leases for form in (bytes.fromhex(lease), lease.encode())]
     places = sorted(at for each in ids if (at := body.find(each)) >= 0)
@@ -258,7 +258,7 @@ def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
 
 
 def _masks(keys: BatchKeys, own: bytes, like: Words) -> Iterator[tuple[str, Words]]:
-    """Yields ("", right mask), then (mistake, mask) for mistakes in info, secret, key or cipher."""
+    """Yields the right mask as ("", mask), then (mistake, mask) for each mistake of a client."""
     public, digest = bytes.fromhex(keys.context.descriptor.analyzer_key), keys.context.digest
     private, wrong = map(X25519PrivateKey.from_private_bytes, (keys.analyzer, keys.batch))
     sender = X25519PublicKey.from_public_bytes(own)

@@ -278,7 +278,7 @@ class BatchLaw:
         yield from self._spread_tests(counts, test)
 
     def _spread_tests(self, counts: Ints, test: Callable[..., Test]) -> Iterator[Test]:
-        """Yields tests that find noise which is the same in two places, or of a fixed amount."""
+        """Yields tests that find noise of a fixed amount, or the same noise in two places."""
         (bits, p), n, d = noise_bits(self.descriptor), len(counts), self.descriptor
         middle = int(bits * p)
         high, q = counts[:, self._never] > middle, 1 - binomial(bits, p)[: middle + 1].sum()

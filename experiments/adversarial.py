@@ -117,7 +117,7 @@ def learn(
 
 
 def play(generator: np.random.Generator, P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Plays one episode under P; returns its transitions as zeros and ones (H, W, A, W)."""
+    """Plays one episode under P. Returns an array like P: 1 at transitions made, 0 elsewhere."""
     visited, x = np.zeros(P.shape), 0
     for h, (u, w) in enumerate(generator.random((len(policy), 2)).tolist()):
         a = _choice(policy[h, x], u)
@@ -186,8 +186,8 @@ def _sums(
 class Channel:
     """The Privatizer of a case. Noise is added to cells that exist, not to padding.
 
-    N(x,a) and N(x,a,x') form one stream of K - 1 contributions. With full information, the losses
-    form a stream of sums, too. With bandit feedback, each episode's losses get their own noise.
+    One Privatizer sums the counts N(x,a) and N(x,a,x') of K - 1 episodes. With full information, a
+    second one sums the losses. With bandit feedback, each episode's losses get their own noise.
     """
 
     def __init__(self, case: Case, layers: Layers, delta: float) -> None:
@@ -221,9 +221,9 @@ class Channel:
         return transitions, visits, self.E(self._t)
 
     def E(self, t: int) -> float:
-        """Returns the bound E of Assumption 2.3 at t.
+        """Returns the bound E of Assumption 2.3 of paper 004 after t episodes.
 
-        With probability 1 - 2 delta, the error of the counts stays within E at every t.
+        With probability 1 - 2 delta, the noise on all counts stays within E / 4 at every t.
         """
         counters = self._layers.pair_count + self._layers.cell_count
         ratio = counters * self._K / self._delta

@@ -104,11 +104,11 @@ def world(case: Case) -> LayeredWorld:
 
 
 def adversary_losses(case: Case, world: LayeredWorld) -> FloatArray:
-    """Draws losses l_1..l_K (K, H, W, A), Bernoulli with the adversary's means.
+    """Draws losses l_1..l_K (K, H, W, A) of 0 or 1; W is the size of the largest layer.
 
-    `stochastic` draws the means once, and `switching` draws new means for each of `PHASES` equal
-    phases. With `drifting`, the means move linearly from a first draw to a second. With `rewards`,
-    the means are one minus the MDP's mean rewards.
+    The adversary `stochastic` draws the losses' means once, and `switching` draws new means for
+    each of `PHASES` equal phases. With `drifting`, the means move linearly from a first draw to a
+    second. With `rewards`, the means are one minus the MDP's mean rewards.
     """
     generator = generator_for(case.seed, "losses", case.adversary, case.K)
     shape = (case.K, *world.decisions.shape)

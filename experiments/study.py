@@ -107,7 +107,7 @@ def check(chosen: Preset) -> None:
 
 
 def mechanism_of(spec: RunSpec) -> Calibrate:
-    """Returns the function that calibrates batches. For the learner `pe`, adds no noise."""
+    """Returns the function that calibrates batches. Batches of the learner `pe` get no noise."""
 
     def mechanism(layout: CounterLayout, n: int) -> Mechanism:
         if spec.learner == "pe":

@@ -77,7 +77,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The 16 hexadecimal digits that identify this run, including the caller's own code."""
+        """The 16 hexadecimal digits that identify this run and the caller's own code."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields |= {name: label_of(fields[name]) for name in ("learner", "environment")}
         fields["parameters"] = [pair for pair in self.parameters if pair[0] != FOLDER]

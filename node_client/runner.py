@@ -284,7 +284,7 @@ class Runner:
         return most
 
     async def _decline(self, job: Job, reason: DeclineReason) -> None:
-        """Tells the shuffler, at intervals, why no user is asked for a batch."""
+        """Tells the shuffler, at intervals, why no user is asked to report to a batch."""
         batch_id, now = job.batch.batch_id, self.pipeline.monotonic()
         if batch_id not in self._declined:
             JOURNAL.note("given-up", logging.WARNING, batch_id=batch_id, reason=reason)

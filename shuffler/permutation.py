@@ -4,8 +4,8 @@ The permutation sorts 128-bit numbers from an AES-256-CTR keystream
 (`common.mechanism.shuffle_model.permutation`). The keystream's 32-byte key is drawn from the
 system's CSPRNG when the batch is deposited.
 
-Reports enter in the order of their slots, whatever their order of arrival. After a crash, a new
-permutation therefore has the same bytes, so the permuted bytes need never be stored.
+Reports enter in the order of their slots, whatever their order of arrival. If the shuffler permutes
+a batch again after a crash, it gets the same bytes. So it need not store the permuted bytes.
 """
 
 import hashlib

@@ -7,8 +7,8 @@ Batches:
     sealed --retire--> abandoned               forwarded --retire--> acknowledged
 
 ``fill`` happens in the transaction that stores the n-th distinct report. Callers can abandon only
-an open batch, because a full batch has used up the only report of n people. It is given up only
-if its secret is lost (``lost``), or if nobody fetches its messages in time (``retire``). A
+an open batch, because a full batch has used up the only report of n people. A full batch is given
+up only if its secret is lost (``lost``), or if nobody fetches its messages in time (``retire``). A
 forwarded batch is never abandoned, because the analyzer may have used its messages. If a forwarded
 batch is retired, it is erased as if the analyzer had acknowledged it.
 

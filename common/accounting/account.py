@@ -121,7 +121,7 @@ def check_batch(cells: int, counters: int, beta: float) -> None:
 
 
 def moves_of(noise: BatchNoise, honest: int, cells: int) -> AnyMoves:
-    """Returns the moves that replacing one user makes, under the noise of `honest` reports."""
+    """Returns how replacing one user moves counters that carry the noise of `honest` reports."""
     match noise:
         case Noise():
             return Moves(honest * noise.bits, noise.p, cells)

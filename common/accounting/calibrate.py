@@ -121,8 +121,8 @@ def calibrate(
     `account.epsilon_upper` is the epsilon that the noise guarantees. The aggregation "sums" has no
     padding, so it ignores `max_messages`.
 
-    Raises CalibrationError if a report or a word of "sums" would be too large, or if epsilon is too
-    small for the accountant. Raises ValueError for other faults.
+    Raises CalibrationError if a report would be too large, if epsilon is too small for the
+    accountant, or if a sum would not fit its word ("sums"). Raises ValueError for other faults.
     """
     epsilon, beta = required.epsilon, required.beta
     check_guarantee(epsilon, beta)
@@ -251,7 +251,7 @@ def paper_tau(epsilon: float, beta: float, sizes: Sizes, *, split: bool = True) 
 
 
 def paper_noise(n: int, tau: int) -> Noise:
-    """Returns the papers' noise of one user in a batch of n; p is rounded up to k / 2^32."""
+    """Returns the noise of one of n users for a tau of `paper_tau`. p is rounded up to k / 2^32."""
     if n <= tau:
         return Noise(bits=-(-tau // n), p_numerator=1, p_log2=1)
     numerator = -(-(tau << MAX_P_LOG2) // (2 * n))

@@ -5,7 +5,7 @@
   they are post-processing. The run is therefore (max epsilon_b, max beta_b)-DP over its batches b,
   however the learner adapts.
 * Sequential (`repeated_user_guarantee`): a user appears in several batches, whose losses add up.
-  All their moves are composed exactly. The deployment of a batch may depend on earlier results,
+  These losses are composed exactly. The deployment of a batch may depend on earlier results,
   because one distribution dominates the batch's loss in every case (Zhu, Dong and Wang 2022,
   Theorem 10). Only each batch's n and noise must be fixed beforehand. beta also pays for
   dropped noise: (1 + e^epsilon) times the batches' total `overflow`.

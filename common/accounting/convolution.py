@@ -232,7 +232,7 @@ def convolve(parts: Sequence[GridPart], tilt: float, first: int, M: int) -> Conv
 def _times(
     spectrum: ComplexArray, error: FloatArray, mass: FloatArray, count: int
 ) -> tuple[ComplexArray, FloatArray]:
-    """Returns spectrum * (transform of mass)**count, and the new error bound."""
+    """Returns `spectrum` * (transform of `mass`) ** `count`, and this product's error bound."""
     M = len(mass)
     factor = fft.rfft(mass).astype(np.complex128)
     # A coefficient's error is at most the 2-norm of all coefficients' errors.

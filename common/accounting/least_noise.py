@@ -3,8 +3,8 @@
 The first guess is the variance of the analytic Gaussian mechanism (Balle and Wang 2018, Theorem 8).
 Let Gaussian noise of variance sigma^2 be added to a vector of L2 sensitivity S. This is (epsilon,
 delta)-DP if and only if Phi(S / (2 sigma) - epsilon sigma / S) - e^epsilon Phi(-S / (2 sigma) -
-epsilon sigma / S) <= delta. Replacing a user raises `cells` counters by one and lowers `cells` by
-one, so S = sqrt(2 cells).
+epsilon sigma / S) <= delta. Replacing a user raises at most `cells` counters by one, and lowers at
+most `cells` other counters by one. So S = sqrt(2 cells).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_guarantee(epsilon: float, beta: float) -> None:
 def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
     """Returns the least variance at which Gaussian noise on each counter is (epsilon, beta)-DP.
 
-    The answer is clipped to the range from 2 cells e^-40 to 2 cells e^80.
+    The answer is clipped to the range from 2 * `cells` * e^-40 to 2 * `cells` * e^80.
     """
     check_guarantee(epsilon, beta)
     if cells < 1:

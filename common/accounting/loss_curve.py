@@ -105,7 +105,7 @@ class Moves:
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
-        """Returns the losses of one move up and of one down."""
+        """Returns the losses of one counter that moves up, and of one counter that moves down."""
         return binomial_losses(min(self.N, _most_bits(self.p)), self.p)
 
 
@@ -219,7 +219,7 @@ class Curve:
 
 
 def curve(moves: tuple[AnyMoves, ...], delta: float, bound: Bound) -> Curve:
-    """Returns the curve of all moves: valid everywhere, and tightest near `delta` in (0, 1)."""
+    """Returns the `Curve` of all moves of counters: valid everywhere, and tightest near `delta`."""
     if bound == "lower" and any(m.capped for m in moves):
         return Curve(np.zeros(1), np.zeros(1), 0.0, 0.0)
     near = min(max(delta, SMALLEST_DELTA), 0.5)

@@ -3,7 +3,7 @@
 The workflow is the central one of paper 000, Fig. 2. Users trust only the coordinator.
 
 - A user sends the episode as it is, in one message: the indices of its increments, filled up with
-  dummies to ``data_slots``.
+  dummies to ``data_slots`` indices.
 - The shuffler permutes the messages, although this protects nobody here.
 - The analyzer counts, adds one draw of integer noise to every counter, and forgets the reports.
 

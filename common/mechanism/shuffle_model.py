@@ -12,10 +12,10 @@ Privacy. Against everyone who sees the permuted multiset of messages, the mechan
 beta)-DP for replacing one user (`common.accounting.account`). The proof needs four facts:
 
 1. *Bits, not sums.* A message is one bit of one counter, so the multiset of messages is a function
-   of the C noisy counts.
+   of the noisy counts of the C counters.
 2. *Independent binomial noise.* Each counter has Binomial(N, p) noise, N = bits * honest reports.
-3. *Fixed length.* L does not depend on data. ``data_slots`` are reserved for data, so only noise is
-   ever dropped. beta pays for the probability of a drop.
+3. *Fixed length.* L does not depend on data. ``data_slots`` of the messages are reserved for
+   data, so a report drops only noise. beta pays for the probability of a drop.
 4. *No information in dummies.* The number of dummies is nL minus the sum of the noisy counts.
 """
 

@@ -80,7 +80,7 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
 
 
 def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
-    """Returns httpx's ``verify`` for the CA in ``ca_file`` or, if it is None, for the usual CAs.
+    """Returns httpx's ``verify`` for the CA in ``ca_file``. None stands for the usual CAs.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """

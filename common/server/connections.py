@@ -143,10 +143,10 @@ class _Tls(SSLProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections itself, so that it counts all connections, and sleeps until a signal.
+    """Accepts connections itself, to count all of them. Its loop sleeps until a signal comes.
 
-    uvicorn's own loop wakes ten times a second to refresh the date, which is most of an idle
-    service's work. Here, `service.serve` sets the date.
+    uvicorn's own loop wakes ten times a second to refresh the date. In an idle service, this is
+    most of the work. Here, `service.serve` sets the date.
     """
 
     def __init__(

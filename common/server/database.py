@@ -205,9 +205,9 @@ class Head(HeadFolder):
 def open_database(schema: Schema, url: str, head: Head | None = None) -> sa.Engine:
     """Returns an engine of the database at ``url``; creates the tables if the database is empty.
 
-    With ``head``, as at a service's start, also checks the whole database and its number. Raises
-    LocalError ``unavailable`` if the database cannot be used, or ``invalid-spec`` if the URL is
-    malformed or its driver is missing.
+    With ``head``, as at a service's start, also checks that the database is neither damaged nor
+    older than the head. Raises LocalError ``unavailable`` if the database cannot be used, or
+    ``invalid-spec`` if the URL is malformed or its driver is missing.
     """
     engine = _connectable(url)
     try:

@@ -279,7 +279,7 @@ def serve(
 
 
 class _Outermost:
-    """ASGI middleware that sets the date of answers, reports the start, and keeps a startup error.
+    """ASGI middleware: sets each answer's date, calls ``on_start``, and keeps a startup error.
 
     The date is the time at which an answer begins. uvicorn's own date is the time of the request:
     after a long poll, a peer would mistake the wait for clock skew.

@@ -158,7 +158,7 @@ def pool(parts: Sequence[Evidence], weights: Weights, *, alike: bool = False) ->
 
 
 def shrink_rows(T: FloatArray, k: FloatArray, possible: BoolArray) -> FloatArray:
-    """Adds k (H, X, A) pseudo-visits to counts T (..., H, X, A, X), but only to possible ones.
+    """Adds k (H, X, A) pseudo-visits to the counts T (..., H, X, A, X) of `possible` transitions.
 
     Pseudo-visits are spread over x' in proportion to the counts of (x, a), summed over all steps.
     """

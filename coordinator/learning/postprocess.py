@@ -47,9 +47,9 @@ from riffle.coordinator.learning.learner import BoolArray, FloatArray
 
 
 def project(c: FloatArray, total: FloatArray, tolerance: float) -> FloatArray:
-    """Projects rows c (..., X) by Eq. 7 to n >= 0 with sums within `tolerance` of `total` (...).
+    """Returns the rows n >= 0 nearest to c (..., X) with sums within `tolerance` of `total` (...).
 
-    Raises ValueError if the tolerance E/4 is negative or the shapes disagree.
+    These rows solve Eq. 7 of 000. Raises ValueError if `tolerance` is negative or shapes disagree.
     """
     if tolerance < 0:
         raise ValueError(f"tolerance (E/4) must be >= 0, got {tolerance}")
@@ -79,7 +79,7 @@ def consistent(
     add_on: bool = True,
     possible: BoolArray | None = None,
 ) -> ConsistentCounts:
-    """Applies Eq. 7, then the add-on: each (x, a) gets E/2, split evenly over its `possible` x'.
+    """Applies Eq. 7 of 000. The add-on then splits E/2 evenly over `possible` x' of each (x, a).
 
     The shapes are (..., X, A, X) for transitions and (..., X, A) for visits. Without `add_on`,
     counts are only projected: unbiased up to clipping, but perhaps below the true counts.
@@ -93,7 +93,7 @@ def consistent(
 
 
 def precision(variance: float, counters: int, delta: float, term: float = 1.0) -> float:
-    """Returns E of Assumption 4: with probability 1 - delta, noise on all counters is within E/4.
+    """Returns E of 000, Assumption 4: with probability 1 - delta, all noise is within E/4.
 
     Every counter's noise satisfies Bernstein's inequality P(|noise| > s) <= 2 exp(-s^2 / (2
     variance + 2 term s / 3)). A union bound over all `counters` counters gives E.
@@ -150,8 +150,8 @@ def conserve(
 def _share(possible: BoolArray | FloatArray, ratio: float) -> FloatArray:
     """Returns s = ratio / (1 + k ratio) in shape (H, X, A); k counts the possible x' of (h, x, a).
 
-    If a transition count has variance 1, Sigma's block of one (h, x, a) is the identity minus s in
-    every entry.
+    Let a transition count's noise variance be the unit. The covariance of the noise on the counts
+    of one (h, x, a) is then the identity matrix with s subtracted from every entry.
     """
     return np.asarray(ratio / (1 + ratio * possible.sum(axis=-1)))
 
@@ -189,11 +189,11 @@ def leverage(possible: BoolArray) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
-    """Returns (B Sigma B')^-1 without building B. `mask` is the support's mask as bytes.
+    """Returns (B Sigma B')^-1 (see the module) without building B. `mask` is the support as bytes.
 
-    Row 0 of B has ones at step 0. Row (h, y) has ones where step h - 1 enters y, and minus ones
-    where step h leaves y. If a state cannot occur, its row of B is zero. A one on the diagonal then
-    keeps the matrix invertible.
+    Row 0 of B is 1 at all transitions of step 0. Row (h, y) is 1 at transitions of step h - 1 into
+    y, and -1 at transitions of step h out of y. If a state cannot occur, its row of B is zero. A
+    one on the diagonal of B Sigma B' then keeps this matrix invertible.
     """
     H, X = shape[:2]
     possible = np.frombuffer(mask, dtype=np.bool_).reshape(shape).astype(np.float64)
@@ -216,7 +216,7 @@ def _inverse(mask: bytes, shape: tuple[int, ...], ratio: float) -> FloatArray:
 
 
 def estimate_transition(transitions: FloatArray, W: BoolArray) -> FloatArray:
-    """Returns P~ from consistent counts (..., X, A, X). P~ is 0 in W and in rows without visits."""
+    """Returns P~ from consistent counts (..., X, A, X): 0 where W is true and in unvisited rows."""
     visits = transitions.sum(axis=-1, keepdims=True)
     rows = np.divide(transitions, visits, out=np.zeros_like(transitions), where=visits > 0)
     return np.where(W, 0.0, rows)

@@ -201,7 +201,7 @@ class BinaryMechanism:
         return released
 
     def terms(self, t: int) -> int:
-        """Returns the number of draws of noise in S_t."""
+        """Returns how many draws of noise the private sum of the first t contributions has."""
         return tree_levels(self.T) if self.variant and t > 0 else t.bit_count()
 
 

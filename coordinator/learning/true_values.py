@@ -54,7 +54,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """Pointwise Student t intervals of the mean over runs that differ in ids and seeds only."""
+    """Student t intervals of mean regret and value. The runs differ in ids and seeds only."""
 
     runs: int
     episodes: list[float]
@@ -96,6 +96,9 @@ def _band(curves: list[FloatArray]) -> Band:
 
 
 def student(sd: FloatArray, count: int) -> FloatArray:
-    """Returns half a mean's interval, for ``count`` >= 2 values with standard deviation ``sd``."""
+    """Returns half the width of Student's interval for the mean of ``count`` >= 2 values.
+
+    ``sd`` is the standard deviation of the values.
+    """
     half: FloatArray = special.stdtrit(count - 1, (1 + LEVEL) / 2) * sd / np.sqrt(count)
     return half

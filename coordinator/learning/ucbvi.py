@@ -214,10 +214,10 @@ def draws(generator: np.random.Generator, privacy: Privacy, C: int) -> Floats:
 
 @compiled
 def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: Floats) -> None:
-    """Sets `released` to `total`, the sum of t contributions, plus noise (`BinaryMechanism.add`).
+    """Writes `total` + noise to `released`. `total` sums t contributions (`BinaryMechanism.add`).
 
-    `blocks` (levels, C) has the noise of the last block of each level. `noise` (C,) is the noise of
-    the block that contribution t completes.
+    `blocks` (levels, C) has the noise of the newest block of each level. `noise` (C,) is the noise
+    of the block that contribution t completes.
     """
     completed = 0
     while not t >> completed & 1:
@@ -232,9 +232,9 @@ def add_to_tree(t: int, total: Floats, noise: Floats, blocks: Floats, released: 
 
 @compiled
 def project(c: Floats, total: Floats, tolerance: float, n: Floats, N: Floats, work: Work) -> None:
-    """Projects columns of c (X, pairs) as `postprocess.project` does; writes n and column sums N.
+    """Projects each column of c (X, H X A) as `postprocess.project` projects a row.
 
-    Odd-even transposition sorts all columns of c side by side.
+    Writes these columns to n, and their sums to N. Odd-even transposition sorts all columns of c.
     """
     X, pairs = c.shape
     upper, lower = work.first, work.second
@@ -273,9 +273,10 @@ def estimate(
     N: Floats,
     work: Work,
 ) -> None:
-    """Writes P~ to rows (X, H X A), r~ to means and N~ to N (H X A,), from released counters (C,).
+    """Estimates P~, r~ and N~ from the `released` counters (C,), by Eq. 7 of paper 000.
 
-    The projection has tolerance E / 4; if E > 0, Eq. 7's add-on follows. N~ is at least `least`.
+    Writes P~ to `rows` (X, H X A), r~ to `means` (H X A,) and N~ to N (H X A,). The projection has
+    tolerance E / 4. If E > 0, the add-on follows. N~ is at least `least`.
     """
     X, pairs = rows.shape
     counts, total, rewards = work.counts, work.total, released[len(released) - pairs :]

@@ -30,7 +30,7 @@ A bonus is called `paper` or `practical`:
     b = 2 sqrt(Var V iota / N) + sqrt(2 iota / N) + 20 H X E iota / N + 4 H sqrt(iota / N).
 
   Here iota = log(30 H X A T / delta) with T = K H, and E bounds the noise. The paper's last term
-  contains the minimum of H^2 and a number that is larger for every N of interest.
+  has the root of min(H^2, z), with a number z, in place of H. For every N of interest, z > H^2.
 - `practical`: Bernstein's bonus with estimated variances, plus a multiple of the standard
   deviation, to first order, of the noise in r~ + P~ V:
 

@@ -297,7 +297,7 @@ class Driver:
 
 
 def _reported(run: RunRecord, error: Exception) -> RiffleError:
-    """Returns the error with which a run fails: the learner's, or an error that names the log."""
+    """Returns the run's error: an explanation of a LearnerError, or else a reference to the log."""
     if isinstance(error, LearnerError):
         return refusal(run.spec, error)
     return LocalError("internal", f"unexpected {type(error).__name__}; see the log")

@@ -129,10 +129,10 @@ class Store(queries.Queries):
     # -- run leases ------------------------------------------------------------------------------
 
     def take_leases(self, holder: str, now: float, until: float, *, start: bool) -> list[RunLease]:
-        """Leases to ``holder`` all runs that have work and that nobody drives.
+        """Gives ``holder`` the leases of all runs that have work and that nobody drives.
 
-        With ``start``, also leases the runs that this holder still held when it last ended. A
-        SQLite store belongs to one process, so there ``start`` leases all runs with work.
+        With ``start``, also gives the leases that this holder still held when it last ended. A
+        SQLite store belongs to one process, so there ``start`` gives all leases of runs with work.
         """
         free = _leases.c.until <= now
         if start:

@@ -35,11 +35,12 @@ class Evidence:
     ``stages``: seconds of the reports' time by stage (`fleet.STAGES`). ``refused``: answers with
     status 429. ``same_cores``: whether generator and services share all processors. ``busy``: the
     busy share of all processors' time. ``others``: processors that other programs used (0 if the
-    services run elsewhere). ``answering``: the share of the nodes' waits for slots and uploads in
-    which the shuffler works on these requests, None if unknown.
+    services run elsewhere). ``answering``: of the time for which nodes wait for slots and uploads,
+    the share in which the shuffler works on these requests (None if this share is unknown).
 
-    Five fields are demands (`Usage.demand`): ``loops`` is of the busiest generator process,
-    ``sealing`` and ``opening`` of an average process. Services that run elsewhere have None.
+    Five fields are demands (`Usage.demand`). ``loops`` is the demand of the busiest generator
+    process. ``sealing`` and ``opening`` are the demands of an average sealing or opening process.
+    If the services run elsewhere, ``shuffler``, ``coordinator`` and ``opening`` are None.
     """
 
     started: int
@@ -142,11 +143,12 @@ def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None
 
 
 def capacity(steps: Sequence[Summary]) -> Summary:
-    """Returns the summary of the lowest rate not carried or, if all were carried, of the last load.
+    """Returns the summary of one load of a search, with the field ``capacity``.
 
-    Adds ``capacity``: the largest carried rate (in started reports a second), whether a batch
-    filled at this rate, and a row for each rate. A carried try replaces a failed try. An
-    interrupted load counts only if it is the only one.
+    Chooses the load of the lowest rate that was not carried, or the last load if all rates were
+    carried. ``capacity`` has the largest carried rate (in started reports a second), whether a
+    batch filled at this rate, and a row for each rate. A rate with several loads is carried if one
+    of them was carried. An interrupted load counts only if it is the only one.
     """
     whole = [step for step in steps if not step.get("interrupted")] or steps
     tries = Counter(step["parameters"]["rate"] for step in whole)
@@ -168,7 +170,7 @@ def capacity(steps: Sequence[Summary]) -> Summary:
 
 
 def started_a_second(summary: Summary) -> float:
-    """Returns the reports started a second. Random arrivals do not have exactly the rate."""
+    """Returns the reports started a second. If arrivals are random, the set rate differs."""
     return float(summary["evidence"]["started"] / summary["parameters"]["seconds"])
 
 
@@ -199,9 +201,9 @@ def summarize(
 ) -> Summary:
     """Returns the content of summary.json: all measurements, and the verdict.
 
-    The use of processors is measured from the start to the last arrival. ``answered``: the seconds
+    The use of processors is measured until the planned end of the load. ``answered``: the seconds
     for which the shuffler worked on lease requests and uploads; NaN if unknown. ``ended``: the
-    batches when the load ended; ``batches``: the batches after settling.
+    batches at the load's end. ``batches``: the batches after the coordinator had time to count.
     """
     late = (sample for sample in samples[1:] if sample.at >= parameters["seconds"])
     end = next(late, samples[-1])  # the last sample, if the load was interrupted

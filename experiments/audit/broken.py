@@ -46,7 +46,7 @@ def _envelope_scores(world: World, trials: int, start: int) -> dict[str, Scores]
 
 
 def vectors(world: World, trials: int, *, first: bool, start: int) -> Ints:
-    """Returns every user's counts (trials, n, C). Scores do not depend on the users' order."""
+    """Returns every user's counts (trials, n, C). A shuffle of the users would change no score."""
     layout = world.batch.layout
     counts = np.empty((trials, world.setting.n, layout.counters), dtype=np.int64)
     for i in range(trials):

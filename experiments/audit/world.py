@@ -122,12 +122,12 @@ class World:
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
-        """Returns a user's environment; ``first`` selects the population with episode e."""
+        """Returns a user's environment. ``first`` chooses the first of the two populations."""
         sizes = self.setting.sizes
         return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 
     def cells(self) -> tuple[Ints, Ints]:
-        """Returns the counters (cells,) that e increments, and those that e' increments."""
+        """Returns the counters (cells,) of user 0's episode, in the first and second population."""
         H, last = self.setting.sizes.H, self.setting.sizes.X - 1
         rest, ones = np.zeros(H, dtype=np.int64), np.ones(H, dtype=np.int64)
         episodes = (Episode(np.full(H + 1, state), rest, ones) for state in (0, last))

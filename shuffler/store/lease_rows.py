@@ -1,7 +1,7 @@
 """Leases in the store, with one row for all leases of a request.
 
 The leases of one request have the same batch, node and expiry, and share one row, the *lease
-group*. If each lease had its own row or index entry, every commit would write a page for each.
+group*. If each lease had its own row or index entry, a commit would write one page per lease.
 
 A lease's id is its slot followed by the id of its group. Only the lease's node gets this id.
 """

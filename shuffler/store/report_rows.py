@@ -161,7 +161,7 @@ def add_reports(
     cipher: ReportCipher,
     keys: UploadKeys,
 ) -> list[tuple[int, bytes]]:
-    """Adds reports, given with their slots, to the sum; returns their slots and keys E."""
+    """Adds reports, given with their slots, to the sum. Returns each report's slot and key E."""
     total, step = read_sum(connection, batch, cipher), max(1, ADD_BYTES // batch.message_bytes)
     for start in range(0, len(accepted), step):
         add(total, b"".join(report for _, report in accepted[start : start + step]))

@@ -9,8 +9,8 @@ counts into N~. Then
 
 with iota = X A K / delta. The set is {P : |P - P~| <= beta}: every row is a box, lower <= P <=
 upper. By Lemma 3.1, with probability at least 1 - 6 delta, the set contains the true P in every
-episode. In places the paper prints beta's second term under the root, but the proof of E.14 bounds
-beta as above.
+episode. In places, paper 004 prints beta's second term under the root. But the proof of E.14 in 004
+bounds beta as above.
 
 Empty sets. A row of a box may be empty: its lower bounds sum to more than one, or its upper bounds
 to less than one. A row that is empty, or nearly so, is widened to [lower - s, upper + s] within [0,
@@ -25,8 +25,8 @@ Upper occupancy bounds u_k (004, Eq. 4.2; Jin et al. 2020, Algorithm 3).
 
     u(x, a) = pi(a|x) max over P in the set of Pr[visit x | P, pi].
 
-Backward induction finds the largest probability f of reaching x from each state. The best p of a
-box starts at the lower bounds, and gives the rest to the successors with the largest f first.
+Backward induction finds the largest probability f of reaching x from each state. The p with the
+largest p . f starts at the lower bounds, and fills up the successors with the largest f first.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def estimate(
 
 
 def confidence_set(layers: Layers, counts: Counts, ln_iota: float, scale: float = 1.0) -> Box:
-    """Returns the confidence set P_k of Eq. 3.1."""
+    """Returns the confidence set P_k of Eq. 3.1 of paper 004."""
     return box(layers, *estimate(layers, counts, ln_iota, scale))
 
 
@@ -190,7 +190,7 @@ def most_visits(widths: Ints, lower: Floats, upper: Floats, policy: Floats) -> F
 
 @compiled
 def largest(size: int, row: tuple[Floats, Floats], f: Floats, order: Ints) -> float:
-    """Returns max p . f over p in a row of the box; `rank` made `order` from f."""
+    """Returns the largest p . f of all p in a `row` of the box, with f ranked in `order`."""
     (lower, upper), rest, best = row, 1.0, 0.0
     for y in range(size):
         rest -= lower[y]

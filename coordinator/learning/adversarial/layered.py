@@ -150,7 +150,7 @@ def induced_policy(layers: Layers, q: FloatArray) -> FloatArray:
 
 
 def induced_transitions(layers: Layers, q: FloatArray) -> FloatArray:
-    """Returns P^q (H, W, A, W); uniform at pairs that q never visits."""
+    """Returns transitions (H, W, A, W) from an occupancy measure q; uniform at unvisited pairs."""
     pairs = q.sum(axis=-1, keepdims=True)
     unknown = np.broadcast_to(1 / layers.successors[..., None], q.shape)
     ratio = np.divide(q, pairs, out=unknown.copy(), where=pairs > 0)

@@ -235,9 +235,10 @@ def evaluate(
 
 @compiled
 def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
-    """Projects a row of n successors on its box. `p` (3, W) gets p, ln p, and p on free cells only.
+    """Projects a row of n successors on its box. `after` (W,) has the dual values v(x').
 
-    `logs` (2, W) are the logarithms of the bounds, and `after` (W,) has the dual values v(x').
+    `logs` (2, W) are the logarithms of the bounds. The rows of `p` (3, W) get the projected
+    probabilities, their logarithms, and the probabilities with zeros on cells that are not free.
     """
     last = last_break(n, logs, after)
     rest, mass, shift = 1.0, 0.0, -ABSENT
@@ -350,7 +351,7 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns a sum: ones on each layer's block, ones on padding's diagonal, and a small ridge."""
+    """Returns a matrix: ones in layers' blocks and on padding's diagonal, plus a small ridge."""
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

@@ -19,7 +19,8 @@ An implicit set finds its parts as follows:
 - **best and best_visits** return members that `lagrangian` finds.
 - **bound** is the value of a linear program over one occupancy measure d of the given model, which
   has the transitions P. The program keeps only the newest constraint, V_B(pi) >= least_B. It
-  replaces V_B(pi) by an upper bound that is linear in d:
+  replaces V_B(pi) by an upper bound that is linear in d. The lowest and the highest V_{B,h+1} are
+  taken over all policies of remaining decisions:
 
       V_B(pi) = sum_h d_h . (r_B + (P_B - P) V_{B,h+1}^pi) <= sum_h d_h . (r_B + c),
       c_h(x, a) = max of (P_B - P)_h(x, a) . v  over  lowest V_{B,h+1} <= v <= highest V_{B,h+1}.

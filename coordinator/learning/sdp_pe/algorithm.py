@@ -54,7 +54,7 @@ Steps = Generator[Deployment, BatchCounts, None]
 
 @dataclass(frozen=True, slots=True)
 class Crude:
-    """The output of Algorithm 2: W and P~cru (H, X, A, X), the policies pi_0 (M, H, X), and counts.
+    """The output of 000, Algorithm 2: W, P~cru (both H, X, A, X), policies pi_0 (M, H, X), counts.
 
     W marks the tuples (h, x, a, x') that are too rare to learn. P~cru is the crude model. `counts`
     is None if the stage had no crude batches.
@@ -334,7 +334,7 @@ class SDPPE:
         return precision(variance, counters, self.problem.delta, self._term)
 
     def _tolerance(self, variance: float) -> float:
-        """Returns the E of Eq. 7 and of the add-on."""
+        """Returns the precision E for Eq. 7 of paper 000 and for its add-on."""
         return self._precision(variance) if self.constants.levels == "paper" else 0.0
 
     def _threshold(self, variance: FloatArray) -> FloatArray | float:

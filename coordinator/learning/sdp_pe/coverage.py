@@ -40,8 +40,8 @@ class Design:
     """The mixture: policies (M, H, X) with probabilities (M,), and its certificate.
 
     `visits` (H, X, A) are the mixture's probabilities of visits under the model. `reached` (H, X,
-    A) marks the tuples in Z. `gap` is at least the relative distance from the optimum of Eq. 4.
-    `iterations` says how often the second step ran.
+    A) marks the tuples in Z (see the module). The mixture's value in Eq. 4 is at most (1 + `gap`)
+    times the optimal value. `iterations` says how often `design` searched for a policy to add.
     """
 
     policies: PolicyArray
@@ -92,7 +92,7 @@ def largest_gap(active: ActiveSet, P: FloatArray, visits: FloatArray, reached: B
 
 
 def _steepest(P: FloatArray, visits: FloatArray, reached: BoolArray) -> Model:
-    """Returns the model in which a policy mu has the value g_pi(mu): the reward is 1 / d_pi."""
+    """Returns the model in which policies mu have the values g_pi(mu) of the module's docstring."""
     return Model(P, np.divide(1.0, visits, out=np.zeros_like(visits), where=reached))
 
 

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, active: BoolArray) -> Block:
-        """Returns the rows and columns of `active` that are not empty."""
+        """Returns the rows and columns of `active` that have an active pair."""
         prefixes, suffixes = np.flatnonzero(active.any(axis=1)), np.flatnonzero(active.any(axis=0))
         return cls(prefixes, suffixes, active[prefixes].take(suffixes, axis=1))
 
@@ -93,7 +93,7 @@ class EnumeratedPolicies:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of prefixes and suffixes."""
+        """The numbers of prefixes (actions before step `cut`) and suffixes (the other actions)."""
         return math.prod(self._counts[: self.cut]), math.prod(self._counts[self.cut :])
 
     @property

@@ -1,18 +1,19 @@
 """Models of the absorbing MDP from private counts, and the error that such a model may have.
 
-`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The method also
-takes stacks of counts. So the parametric bootstrap runs exactly the estimator whose error it
-measures.
+`Estimator.model` turns raw counts, by Eq. 7, into P~ and r~ (paper 000, Eq. 3). The parametric
+bootstrap calls the same method with stacks of random counts. It therefore runs exactly the
+estimator whose error it measures.
 
-**Shrinkage.** Each row (h, x, a) gets `shrinkage` standard deviations of the noise on its visits as
-pseudo-visits (`evidence.shrink_rows`). So steps share one estimate while noise hides how they
-differ. The shared estimate is biased if steps differ.
+**Shrinkage.** Each row (h, x, a) gets k pseudo-visits, spread like the counts of (x, a) over all
+steps (`evidence.shrink_rows`). k is `shrinkage` times the standard deviation of the noise on the
+row's visits. If the noise is large, pseudo-visits outnumber visits, and all steps have nearly the
+same estimate. This estimate is biased if steps differ.
 
 **Bootstrap radius.** This radius replaces line 9 of Algorithm 1. New counts are drawn around the
 post-processed counts, with Gaussian sampling error and privacy noise. Each draw d goes through the
-estimator, which gives values V_d. V^ are the values of the real counts, estimated without
-shrinkage, so that the radius includes the bias of shrinkage. Let pi^ be the best policy of V^, and
-pi_d the best policy of V_d. The radius is a high quantile, over draws, of the gap
+estimator, which gives values V_d. The real counts give values V^, without shrinkage, so that the
+radius includes the bias of shrinkage. Let pi^ be the best policy of V^, and pi_d the best policy of
+V_d. The radius is a high quantile, over draws, of the gap
 
     max{ V_d(pi_d) - V_d(pi^),  V^(pi^) - V^(pi_d) }.
 
@@ -21,11 +22,11 @@ a draw. If the draw is true, pi_d is the best policy; the second term says how m
 in the estimate. The policies pi_d are likely to be the best, so the next stage explores them.
 
 pi_d is the best of all policies that take, at every (h, x), an action of some active policy. These
-include all active policies, so the quantile errs on the safe side. The draws keep W, so the radius
-does not include the bias of the absorbing MDP. A reward sum is drawn given the drawn visits: its
-bits are Bernoulli, with variance r (1 - r) for each visit. With the families `joint`, the noise of
-a reward sum is part of the visits' noise. The sampling variance of a count is taken as at least
-one. So a tuple that was never counted does not seem certain.
+include all active policies, so the quantile errs on the safe side. All draws have the same set W of
+infrequent tuples, so the radius does not include the bias of the absorbing MDP. A reward sum is
+drawn given the drawn visits: its bits are Bernoulli, with variance r (1 - r) for each visit. With
+the families `joint`, the noise of a reward sum is part of the visits' noise. The sampling variance
+of a count is taken as at least one. So a tuple that was never counted does not seem certain.
 """
 
 from __future__ import annotations

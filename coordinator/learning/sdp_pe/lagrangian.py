@@ -76,7 +76,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """T policies (T, H, X) and their values V_0, V_1, ..., V_k in shape (k + 1, T)."""
+    """T policies (T, H, X). `values` (k + 1, T) has the objective V_0 and k constrained values."""
 
     policy: PolicyArray
     values: FloatArray
@@ -101,7 +101,7 @@ def maximise(
     tie: float = 0.0,
     starts: Sequence[PolicyArray] = (),
 ) -> Solution:
-    """Returns a policy of large V_0 under P (H, X, A, X) for each of T rewards r (T, H, X, A).
+    """Returns a policy of large value V_0 in P (H, X, A, X) for each of T rewards r (T, H, X, A).
 
     If `anchor` (H, X) satisfies the constraints, every result is at least as good as `anchor`.
     `starts` has arrays (T, H, X) of policies. Result t is also at least as good as policy t of each
@@ -223,7 +223,7 @@ def _evaluate(stack: Constraints, r: FloatArray, policy: PolicyArray) -> Points:
 
 
 def _gains(stack: Constraints, r: FloatArray, policy: PolicyArray) -> FloatArray:
-    """Returns what each single deviation adds to each value: (k + 1, T, H, X, A)."""
+    """Returns how V_0..V_k of T policies change if they take a at (h, x): (k + 1, T, H, X, A)."""
     T, H, X, A = r.shape
     gains = np.empty((len(stack.P), T, H, X, A))
     V = np.zeros((len(stack.P), T, X))

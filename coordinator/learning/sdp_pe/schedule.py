@@ -96,9 +96,9 @@ def _literal_lengths(K: int, L_1: int, growth: float, batches: int) -> list[int]
 
 
 def _filling_lengths(K: int, least: int, growth: float, batches: int) -> list[int]:
-    """Returns as many lengths L_1, L_2, ... as fit. Up to rounding, `batches` * sum L_b = K.
+    """Cuts K episodes into as many stages as possible. Stage b has about `batches` * L_b episodes.
 
-    L_1 is `least`. Lengths grow by a constant factor, which is at least `growth`.
+    Returns all L_b. L_1 is `least`. Lengths grow by a constant factor, which is at least `growth`.
     """
     B, total, target = 1, 1.0, K / (batches * least)
     while total + growth**B <= target:
