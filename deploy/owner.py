@@ -100,7 +100,7 @@ class Owner:
             (folder / name).write_text(text)
 
     def hiding_mistake(self, seen: str) -> str:
-        """Names the mistake with which a client hid an id of ``users`` (14), or returns ""."""
+        """Names the mistake in a hidden user id (docs/protocol.md, section 14), or returns ""."""
         keys = {"": self.users_key, " and the key in hexadecimal": self.users_key.hex().encode()}
         for user in self.users:
             text, raw = user.encode(), bytes.fromhex(user)

@@ -116,8 +116,8 @@ class BatchLaw:
 
     @cached_property
     def paths(self) -> list[tuple[list[Ints], Ints, Floats]]:
-        """For each policy: sets of counters, and each step's reward counter and mean reward bit. An
-        episode raises one counter of each set. A reward bit of 1 raises the reward counter."""
+        """A tuple for each policy: sets of counters, reward counters, mean reward bits. An episode
+        raises one counter of each set. A reward bit of 1 raises the reward counter of its step."""
         d, h, found = self.descriptor, np.arange(self.descriptor.horizon), []
         for policy in d.mixture.policies:
             x = np.zeros(d.horizon + 1, dtype=np.int64)
@@ -133,7 +133,7 @@ class BatchLaw:
     def matches(self, counts: Ints, axis: int = 0, *values: int) -> npt.NDArray[np.bool_]:
         """Returns (n, M): whether report i, a row of counts, may hold an episode of policy m.
 
-        With ``values``, only counters with one of these values on ``axis`` are looked at.
+        If there are ``values``, looks only at counters whose coordinate ``axis`` is one of them.
         """
         where, found = self._coordinates[:, axis], []
         for required, *_ in self.paths:
@@ -301,9 +301,9 @@ class BatchLaw:
 
     @cached_property
     def _pairs(self) -> dict[str, Ints]:
-        """For each axis, disjoint pairs of counters without data that differ only on this axis.
+        """For each coordinate, disjoint pairs of counters without data that differ only in it.
 
-        For the axis of families, pairs of counters that have the same place in their families.
+        Counters of two families form a pair if they have the same place in their families.
         """
         table, found = self._coordinates[self._never], dict[str, Ints]()
         place = self._never - np.searchsorted(self._coordinates[:, 0], table[:, 0])

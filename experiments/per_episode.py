@@ -44,7 +44,7 @@ DELTA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A run of a learner of `PER_EPISODE`: K episodes, guarantee, noise levels, bonus, seed."""
+    """The parameters of a run whose learner is in `PER_EPISODE`."""
 
     name: str
     mdp: TabularMDP
@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def noise(self) -> AdditiveNoise:
-        """The noise of which the Privatizer adds one or several independent draws to each count."""
+        """The distribution of a single draw of the Privatizer's noise."""
         if self.trust is None:
             return NO_NOISE
         return noise_of(

@@ -181,7 +181,7 @@ def optimal_survives(learner: Learner, mdp: TabularMDP) -> bool | None:
 
 
 def case_of(chosen: Preset, seed: int = 0) -> Case:
-    """Returns the case of a run of paper 004's learners, from its spec and `CASE_OPTIONS`.
+    """Returns the `Case` of a run with a learner of 004. Its options must be in `CASE_OPTIONS`.
 
     In any environment but LayeredMDP-v0, the option `adversary` is `rewards` by default. Raises
     LocalError ``invalid-spec`` if an option is unknown or out of range, or the environment has no

@@ -6,7 +6,7 @@ missing report would show that this user was slow.
 
 A chunk is several whole reports of one node in one batch. An environment serves one user at a time,
 so only one chunk's episodes run at a time. Meanwhile earlier chunks are sealed and uploaded. If the
-shuffler stays unreachable, all units of ``capacity`` are soon taken, and no more episodes begin.
+shuffler stays unreachable, as many chunks wait as ``capacity`` allows, and no episodes begin.
 
 A sealed report is kept, and sent again unchanged, until the shuffler has stored it or refuses it
 for good. Nothing about an episode is stored or logged.
@@ -87,7 +87,7 @@ class ReportTiming:
     _last_end: float = 0.0
 
     def record_delivery(self, start: float, now: float, messages: int, accepted: int) -> None:
-        """Records that a chunk of ``messages`` was ready at ``start`` and is delivered ``now``.
+        """Records a chunk of ``messages`` messages, ready at ``start`` and delivered at ``now``.
 
         Chunks are sealed one after another. A chunk's own time begins when the previous chunk has
         ended.
@@ -137,7 +137,7 @@ class Job:
     charge: Charge = UNCHARGED
 
     def episode_time(self, left: float, share: float) -> float:
-        """Returns an episode's time limit: the declared time plus ``share`` of what remains."""
+        """Returns an episode's time limit: declared time plus ``share`` of the rest of ``left``."""
         declared = self.batch.episode_seconds or 0
         return declared + share * max(0.0, left - declared)
 

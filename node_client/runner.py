@@ -55,7 +55,7 @@ class NodeState:
     retry_at: dict[str, float] = field(default_factory=dict)
 
     def leave(self, batch_id: str, until: float, now: float) -> None:
-        """Leaves a batch to other nodes until ``until``. Deletes pauses that are over."""
+        """Leaves a batch to other nodes until ``until``. Deletes past times from ``retry_at``."""
         self.retry_at = {batch: end for batch, end in self.retry_at.items() if end > now}
         self.retry_at[batch_id] = until
 

@@ -267,7 +267,7 @@ class AppSettings(Settings):
             raise ValueError(f"an app {NEEDS_KEY}")
 
     def users(self) -> None:
-        """Returns None: users are not listed."""
+        """Returns None, because no file lists an app's users."""
 
     def name_of(self, user: str) -> str:
         """Returns a user's opaque id. Raises LocalError ``invalid-spec`` if ``user`` is no id."""

@@ -162,7 +162,7 @@ class Users:
         self._aside.update(dict.fromkeys(users, bars_until(charge.epoch)))
 
     def episodes(self) -> list[str]:
-        """Returns the episodes of an app's users (`participant.Row`)."""
+        """Returns the open episodes of an app's users, each a `participant.Row` as JSON text."""
         return [row[0] for row in self._rows("SELECT episode FROM users WHERE episode NOTNULL", ())]
 
     def keep_episode(self, user: str, episode: str | None) -> None:

@@ -211,7 +211,7 @@ class Shuffler:
         return await self._store.read(users.list_nodes, self.now)
 
     async def conservation(self, batch_id: str, *, whole: bool) -> wire.Conservation:
-        """Returns a batch's conservation record, ``whole`` or only the coordinator's part."""
+        """Returns a batch's conservation record; if not ``whole``, what the coordinator may see."""
         record = await self.batches.tidied(conservation, batch_id)
         if whole:
             return record

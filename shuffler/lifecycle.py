@@ -247,7 +247,7 @@ class BatchLifecycle:
         self._changes.notify()
 
     async def give_up_lost(self) -> int:
-        """Gives up each batch whose secret is lost. Returns how many batches still need a secret.
+        """Gives up batches whose secret is lost. Returns how many other batches need their secret.
 
         Raises LocalError ``unavailable`` if a secret exists but cannot be read.
         """

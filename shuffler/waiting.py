@@ -43,9 +43,9 @@ class Budget:
 
     @contextmanager
     def meter(self, holder: str = "") -> Iterator[Callable[[int], None]]:
-        """Yields a function that takes an amount at each call.
+        """Yields a function that takes the given amount of the resource for ``holder``.
 
-        The end of the context gives back all that was taken. At the limit, the function takes
+        The end of the context gives back all that was taken. A call that would exceed a limit takes
         nothing and raises LocalError ``too-many-requests``.
         """
         held = 0
@@ -95,7 +95,7 @@ class ChangeSignal:
         self.version = 0
 
     def pause(self, *, silent: bool) -> float:
-        """Returns the seconds until a waiter checks again; fewer if changes may be ``silent``."""
+        """Returns the seconds until a waiter checks again: fewer if `notify` may miss changes."""
         seconds = RECHECK_SECONDS if silent or self._shared else IDLE_RECHECK_SECONDS
         return max(seconds, self._waiters.taken / CHECKS_A_SECOND)
 

@@ -93,7 +93,7 @@ def support(N: int, p: float) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def binomial_losses(N: int, p: float) -> tuple[Losses, Losses]:
-    """Returns the losses (up, down) when a counter with Binomial(N, p) noise moves by one."""
+    """Returns the losses of raising and of lowering a counter with Binomial(N, p) noise by one."""
     if N < 1 or not 0.0 < p < 1.0:
         raise ValueError(f"binomial noise needs N >= 1 and 0 < p < 1, got N={N}, p={p}")
     if N > EXACT and p > 0.5:  # N - y would be inexact: exchange ones and zeros

@@ -95,7 +95,7 @@ class Calibration(Generic[N_co]):
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request for a batch's noise. `tau` is the papers' tau, or None for exact calibration."""
+    """A request for a batch's noise. `tau` sets the papers' noise; None means `exact` noise."""
 
     layout: CounterLayout
     n: int

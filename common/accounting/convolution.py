@@ -85,7 +85,10 @@ GridPart = tuple[GridLosses, int]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The losses from `low` to `high`, the tilt, and Chernoff exponents for the mass outside."""
+    """The losses from `low` to `high` that are convolved, and the `tilt` of their masses.
+
+    Chernoff's bounds on the mass outside shift the tilt by -`step_low` and by `step_high`.
+    """
 
     tilt: float
     low: float

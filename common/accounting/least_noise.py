@@ -58,7 +58,7 @@ def gaussian_variance(epsilon: float, beta: float, cells: int) -> float:
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Returns the root, clipped to [low, high]. Importing `scipy.optimize` would take 0.2 s."""
+    """Bisects [low, high] for the root or nearest end, as SciPy's solver takes 0.2 s to import."""
     while low < (middle := 0.5 * (low + high)) < high:
         low, high = (middle, high) if falling(middle) > 0.0 else (low, middle)
     return middle

@@ -88,7 +88,7 @@ FAR = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """`cells` counters that move up by one and `cells` down, each with Binomial(N, p) noise."""
+    """`cells` counters rise by 1 and `cells` others fall by 1, all with Binomial(N, p) noise."""
 
     N: int
     p: float
@@ -101,7 +101,7 @@ class Moves:
 
     @property
     def capped(self) -> bool:
-        """Returns whether VARIANCE_CAP applies."""
+        """Returns whether the noise's variance exceeds VARIANCE_CAP."""
         return _most_bits(self.p) < self.N
 
     def losses(self) -> tuple[Losses, Losses]:
@@ -118,7 +118,7 @@ class Steps:
     capped = False
 
     def losses(self) -> tuple[Losses, Losses]:
-        """Returns the losses of one move up and of one down, which are equal."""
+        """Returns the losses of raising and of lowering one counter by one, which are equal."""
         one = step_losses(self.q)
         return one, one
 
@@ -266,7 +266,7 @@ def _most_bits(p: float) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Composition:
-    """Parts composed on one grid. The upper bound and the estimate share a composition."""
+    """The losses of `parts`, composed on one grid. Upper bound and estimate share this object."""
 
     parts: Sequence[Part]
     window: Window
@@ -275,7 +275,7 @@ class Composition:
     first: int
 
     def curve(self, bound: Bound) -> Curve:
-        """Undoes the tilt. Returns the curve, which all errors move in the direction of `bound`."""
+        """Returns the untilted curve. Errors raise an upper bound and reduce a lower bound."""
         convolved, sign = self.convolved, SIGNS[bound]
         loss, error = convolved.loss, convolved.error
         above = _alias(self.gridded, convolved, self.window.step_high, self.first + len(loss))

@@ -64,7 +64,7 @@ def draw_noise(noise: CentralNoise, counters: int, randomness: Randomness) -> In
 
 
 def debias(sums: Ints, noise: CentralNoise) -> npt.NDArray[np.float64]:
-    """The analyzer's part, last step: returns the counts (C,) minus the noise's mean."""
+    """The analyzer's part, last step: subtracts the noise's mean from the noisy counts (C,)."""
     return np.asarray(sums - noise.mean(1))
 
 

@@ -206,8 +206,8 @@ class CounterLayout:
     def encode(self, episode: Episode) -> Ints:
         """Returns the indices of an episode's increments, shape (at most ``data_slots``,).
 
-        In ``paper`` and ``lean`` a reward of 0 has no message; padding hides this. Raises
-        ValueError as `check` does.
+        With the families ``paper`` and ``lean``, a reward of 0 has no message; padding hides this.
+        Raises ValueError as `check` does.
         """
         self.check(episode)
         steps = np.arange(self.sizes.H) if self.layer is None else np.array([self.layer])

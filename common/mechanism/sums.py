@@ -78,7 +78,7 @@ def release_bytes(n: int, counters: int, bits: int) -> int:
 def encode(
     layout: CounterLayout, noise: Noise, bits: int, episode: Episode | None, randomness: Randomness
 ) -> Words:
-    """The user's part, first step: returns data plus noise as a vector (C,).
+    """The user's part, first step: returns data plus noise as a vector of one word per counter.
 
     If the environment failed, ``episode`` is None, and the vector is noise only.
     """
@@ -117,13 +117,13 @@ def empty_sum(counters: int, bits: int) -> Words:
 
 
 def split_release(released: Octets, counters: int, bits: int) -> tuple[Words, memoryview]:
-    """Returns the sum (C,) and the keys E that the shuffler handed over."""
+    """Splits what the shuffler handed over: the sum (counters,) and the users' public keys."""
     view, size = memoryview(released), counters * bits // 8
     return np.frombuffer(view[:size], dtype=_words(bits)), view[size:]
 
 
 def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits: int) -> Words:
-    """The analyzer's part: returns the sum of the masks (C,) of concatenated keys E.
+    """The analyzer's part: returns the summed masks of users whose public keys are in ``keys``.
 
     Every key has a mask, even a point of low order. Raises ValueError if the last key is not whole.
     """
@@ -141,7 +141,7 @@ def add_masks(private_key: bytes, info: bytes, keys: Octets, counters: int, bits
 
 
 def _mask(secret: bytes, info: bytes, like: Vector) -> Vector:
-    """Returns the mask of a shared secret, shaped like ``like``. ``info`` names batch and key E."""
+    """Returns a secret's mask, shaped like ``like``. ``info`` names batch and user key."""
     key = HKDF(SHA256(), AES_KEY_BYTES, None, info).derive(secret)
     keystream = Cipher(algorithms.AES128(key), modes.CTR(bytes(16))).encryptor()
     return np.frombuffer(keystream.update(bytes(like.nbytes)), dtype=like.dtype)

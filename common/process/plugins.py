@@ -231,7 +231,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """Returns ``there is no figure 'fig-6a'; did you mean 'fig6a'? known are ...``."""
+    """Returns, say, ``there is no figure 'fig-6a'; did you mean 'fig6a'? known are fig6a``."""
     names = list(known)
     hint, listed = suggestion(name, names) or ";", ", ".join(names) or "none"
     return f"there is no {kind} {name!r}{hint} known are {listed}"

@@ -145,7 +145,7 @@ class Head(HeadFolder):
     """The head of the store called ``name``. ``meta`` is the store's table of named numbers.
 
     ``accepted`` is the value of the operator's setting called ``variable``. If `start` accepts an
-    older database, it calls ``on_accept`` in the same transaction. ``forgotten`` says what an older
+    older database, it calls ``on_accept`` with its ``connection``. ``forgotten`` says what an older
     database lacks, and ``url_variable`` is the setting that names the database. ``trouble`` says
     why nothing may be written any more.
     """

@@ -40,7 +40,7 @@ class TokenBucket:
     def take(self, amount: float, now: float) -> float:
         """Takes ``amount`` and returns 0, or takes nothing and returns the seconds to wait.
 
-        ``now`` is in seconds. A full bucket grants any ``amount``, and may then be below zero.
+        ``now`` is in seconds. A full bucket grants any ``amount``; its tokens may then be negative.
         """
         saved = self.burst if math.isnan(self._tokens) else self._tokens
         self._tokens = min(self.burst, saved + max(0.0, now - self._at) * self.rate)

@@ -1,4 +1,4 @@
-"""The response models of the coordinator's API. Values of policies are for rewards in [0, 1].
+"""The response models of the coordinator's API. Values of policies assume rewards in [0, 1].
 
 An infinite epsilon is the string "Infinity", because JSON has no such number.
 """
@@ -252,7 +252,7 @@ class BatchConservation(Answer):
 
 
 class RunConservation(Answer):
-    """All batches of a run, and sums of their messages. A sum leaves out unknown numbers."""
+    """All batches of a run, and sums of their messages. Unknown numbers count as 0 in the sums."""
 
     batches: list[BatchConservation]
     accepted: int

@@ -235,7 +235,7 @@ def _replace(base: C, options: Options) -> C:
 
 
 def _check_batches(problem: Problem, schedule: Schedule) -> None:
-    """Raises the error of `problem.noise` if one of the smallest batches is too small."""
+    """Raises the error of `problem.noise` if a batch of `schedule` is too small."""
     smallest_crude = min(n for stage in schedule.stages for n in stage.crude)
     problem.noise(smallest_crude, 0)
     problem.noise(min(stage.fine for stage in schedule.stages), None)
@@ -266,9 +266,9 @@ def batches(learner: Learner) -> set[tuple[int, int | None]]:
 class ManualLearner(OwnLearner):
     """A `Learner` for deployments from outside. `submit` takes one deployment at a time.
 
-    The answer is the most probable policy of the mixture whose estimated value has the largest
-    lower bound. Whoever submits deployments sees only private counts, so choosing deployments
-    costs no privacy.
+    The best mixture is the one whose estimated value has the largest lower bound. The answer is its
+    most probable policy. Whoever submits deployments sees only private counts, so choosing
+    deployments costs no privacy.
     """
 
     def __init__(self, problem: Problem) -> None:

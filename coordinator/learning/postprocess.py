@@ -172,7 +172,7 @@ def imbalance(
 
 
 def leverage(possible: BoolArray) -> FloatArray:
-    """Returns the diagonal (H, X, A, X) of the matrix M of `imbalance`.
+    """Returns the diagonal (H, X, A, X) of M, the matrix in `imbalance`'s docstring.
 
     Assumes that visits are sums of transitions, without counters of their own.
     """

@@ -376,7 +376,7 @@ def run(
 
 @compiled
 def set_noise(noise: Floats, t: int, privacy: Privacy) -> None:
-    """Sets `noise` (3,), as `plan` describes it, for the counts after t contributions."""
+    """Sets the `noise` (3,) of `plan` for counts that sum the contributions of t users."""
     terms = t
     if not privacy.local:
         terms = 0

@@ -60,8 +60,8 @@ class Bonus:
     """A bonus by name, and its constants. Only `practical` uses the constants.
 
     `bonus_scale` multiplies the bonus for sampling, and `noise_scale` multiplies the bonus for
-    privacy noise. In rewards and bonuses, but not in transitions, each visit count is raised to at
-    least `least_visits` standard deviations of its noise. So noise alone does not make a rarely
+    privacy noise. Rewards and bonuses, but not transitions, use visit counts raised to at least
+    `least_visits` standard deviations of their noise. Otherwise noise alone could make a rarely
     visited pair look rewarding. The defaults are the same for all environments, learners and
     epsilons. They were chosen once from small grids with epsilon = 1, over five environments.
     """

@@ -82,7 +82,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A model, its visits N (H, X, A), and variances of noise v_T (H, X, A, X), v_R (H, X, A)."""
+    """A model, its visits N (H, X, A), and the variances of the noise behind the model.
+
+    `v_T` (H, X, A, X) is the variance on transition counts, and `v_R` (H, X, A) on reward sums.
+    """
 
     model: Model
     N: FloatArray
@@ -90,7 +93,7 @@ class Estimate:
     v_R: FloatArray
 
     def optimistic(self, c: float) -> PolicyArray:
-        """Returns the policy greedy in Q with c times the bonus. The first action wins ties."""
+        """Plans with c times the bonus. Returns the greedy policy; the first action wins ties."""
         (P, r), H = self.model, len(self.N)
         policy, V = np.zeros(r.shape[:2], dtype=np.int64), np.zeros(r.shape[1])
         for h in reversed(range(H)):
@@ -125,7 +128,7 @@ class UCBVIShuffle:
 
     @property
     def batches(self) -> set[tuple[int, int | None]]:
-        """The sizes and layers of all batches. The exploiting batch counts only its first step."""
+        """The sizes of all batches, each with the step that it counts, or None for all steps."""
         exploit = self.problem.K - sum(self.sizes)
         return {(n, None) for n in self.sizes} | ({(exploit, 0)} if exploit else set())
 
@@ -181,7 +184,7 @@ class UCBVIShuffle:
         )
 
     def _rewards(self, weights: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Returns the weighted sum of rewards and its noise's variance, each (H or 1, X, A)."""
+        """Returns the weighted sum of rewards and the variance of its noise, both (steps, X, A)."""
         w = np.stack(weights)
         counted = np.stack([batch.rewards for batch in self._batches if batch.rewards is not None])
         variances = np.stack([batch.reward_variance for batch in self._batches])

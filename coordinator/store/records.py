@@ -171,7 +171,7 @@ class Settlement:
 
     @property
     def event(self) -> DeploymentEvent:
-        """The event: ``count`` if the counts may be used, ``reject`` otherwise."""
+        """The deployment's event: ``count`` if its counts may be used, ``reject`` otherwise."""
         return "count" if self.spend.within_promise else "reject"
 
 

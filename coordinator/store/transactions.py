@@ -255,7 +255,7 @@ class Store(queries.Queries):
 
     @contextmanager
     def _for_good(self) -> Iterator[Connection]:
-        """Opens a transaction that advances the head, so that an older copy is noticed later."""
+        """Opens a transaction that advances the head. The head later reveals an older database."""
         with self._writer.begin() as connection:
             number = self._head.advance(connection)
             yield connection

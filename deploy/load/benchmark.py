@@ -59,8 +59,8 @@ class Primitive:
 class Split:
     """Processor time by purpose, in seconds of one core.
 
-    ``crypto``: the pools, and the shuffler's opening of outer seals. ``http``: all event loops.
-    ``store``, ``episodes`` and ``coordinator``: the other threads of shuffler, nodes, coordinator.
+    ``crypto``: worker pools, and opening outer seals in the shuffler. ``http``: all event loops.
+    Other threads: ``store`` in the shuffler, ``episodes`` in nodes, ``coordinator`` in that role.
     """
 
     crypto: float

@@ -142,7 +142,7 @@ def _at(summary: Summary) -> str:
 
 
 def card(summary: Summary) -> dict[str, str]:
-    """Returns the report's first lines by their labels."""
+    """Returns the first lines of a load test's summary, each under its label."""
     return {
         "Answer": headline(summary),
         "How sure": certainty(summary),

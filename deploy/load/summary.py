@@ -175,7 +175,7 @@ def started_a_second(summary: Summary) -> float:
 
 
 def step_row(step: Summary) -> Summary:
-    """Returns a load's row in the table of a search for the capacity."""
+    """Returns the row for one load in the table of a search for the highest carried rate."""
     latency, limit = step["reports"]["latency_from_due_ms"], step["verdict"]["limit"]
     known = step["evidence"]
     row = {

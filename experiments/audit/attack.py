@@ -62,7 +62,7 @@ class Event:
         return f"{self.distinguisher} {sign} {self.threshold:.6g}, {whom} population likelier"
 
     def hits(self, scores: Scores) -> tuple[int, int]:
-        """Counts the event in the population where it is likelier, then in the other population."""
+        """Counts the trials in the event, first for the population where the event is likelier."""
         if self.from_first:
             likelier, other = scores.first >= self.threshold, scores.second >= self.threshold
         else:

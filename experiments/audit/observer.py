@@ -49,9 +49,9 @@ Rule = Callable[[FloatArray], Bits]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The observer's features (users, 4), and the users' data.
+    """The features (users, 4) of reports that the observer sees, and the users' data.
 
-    Features: size, seconds, seconds of the previous report, place in the order.
+    A report's features: size, seconds to make it, seconds for the previous report, place in order.
     """
 
     features: FloatArray
@@ -73,7 +73,7 @@ class Guess:
 
     @property
     def p_value(self) -> float:
-        """The probability of guessing at least this well by chance."""
+        """The probability that fair coins guess right for at least as many users."""
         return float(stats.binom.sf(self.right - 1, self.users, 0.5))
 
     @property

@@ -105,7 +105,7 @@ class ConstantEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A batch ready to run: descriptor, keys of every role, and the noise behind the claim."""
+    """A batch ready to run: its descriptor, the keys of every role, and the users' noise."""
 
     setting: Setting
     context: Context
@@ -122,12 +122,12 @@ class World:
         return self.noise.bits * self.setting.n
 
     def environment(self, user: int, first: bool) -> ConstantEnvironment:
-        """Returns a user's environment. ``first`` chooses the first of the two populations."""
+        """Returns a user's environment in the first or, if not ``first``, the second population."""
         sizes = self.setting.sizes
         return ConstantEnvironment(sizes, 0 if user == 0 and first else sizes.X - 1)
 
     def cells(self) -> tuple[Ints, Ints]:
-        """Returns the counters (cells,) of user 0's episode, in the first and second population."""
+        """Returns two arrays (cells,): user 0's counters in the first and the second population."""
         H, last = self.setting.sizes.H, self.setting.sizes.X - 1
         rest, ones = np.zeros(H, dtype=np.int64), np.ones(H, dtype=np.int64)
         episodes = (Episode(np.full(H + 1, state), rest, ones) for state in (0, last))

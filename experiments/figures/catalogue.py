@@ -1,7 +1,7 @@
 """Every figure as data: the runs of each curve, with their constants.
 
-``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000; with ``-large``, K is ten times the
-paper's. ``scale`` is regret against K, up to a K at which learning pays despite privacy. The other
+``fig6a`` to ``fig8`` are Fig. 6a-c, 7 and 8 of paper 000. Names with ``-large`` have ten times the
+paper's K. ``scale`` is regret against K, up to a K at which learning pays despite privacy. Other
 figures are about paper 004: Private-UC-O-REPS has full information, and Private UOB-LBPS has bandit
 feedback. A run may be part of several figures.
 """

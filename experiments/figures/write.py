@@ -189,7 +189,7 @@ def make(
 ) -> list[dict[str, Any]]:
     """Computes and writes an order's figures. `on_start` gets the number of jobs to compute.
 
-    Raises LocalError ``wrong-state`` for finished figures (without `force`) or other code's rows.
+    Without `force`, a finished figure raises LocalError ``wrong-state``. So do rows of other code.
     """
     names = [figure.name for figure in order.figures]
     existing = [name for name in names if (order.folder / f"{name}.json").exists()]

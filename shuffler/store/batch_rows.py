@@ -73,7 +73,7 @@ class Batch:
 class OpenBatches:
     """The batches that are open at ``now``, oldest first.
 
-    ``next_expiry`` is the time when the first batch or live lease expires, without a notification.
+    ``next_expiry`` is when the first batch or live lease expires. No notification announces this.
     """
 
     batches: list[OpenBatch]

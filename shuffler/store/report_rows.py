@@ -111,7 +111,7 @@ def check_disk(connection: Connection, d: BatchDescriptor, now: int) -> None:
 
 
 def _disk_bytes(reports: int, report_bytes: int, word_bits: int | None) -> int:
-    """Returns the bytes of disk that future reports need; a sum needs only a few vectors."""
+    """Returns the disk bytes that future reports need. Summed reports need only a few vectors."""
     vectors = SUM_COPIES * report_bytes if word_bits else reports * report_bytes
     return vectors + reports * ROW_BYTES
 

@@ -182,7 +182,7 @@ class ReportCipher:
         return self._cipher.seal(data, self._name(part))
 
     def decrypt(self, part: Sequence[int] | int, stored: bytes) -> bytes:
-        """Returns a part's reports or sum.
+        """Returns the reports of ``part`` or, if ``part`` is a number, their sum.
 
         Raises LocalError if the stored form is damaged or belongs to another part.
         """
@@ -193,7 +193,7 @@ class ReportCipher:
             raise LocalError("internal", detail) from error
 
     def tag(self, key: bytes) -> str:
-        """Returns the hex tag by which the store recognises a report's key E (`report_rows`)."""
+        """Returns the hex tag by which the store finds a second report with this public key."""
         self._tag_key = self._tag_key or self._derive(LABEL_TAGS)
         return hmac.digest(self._tag_key, key, "sha256")[:TAG_BYTES].hex()
 

@@ -115,7 +115,7 @@ def unroll(P: FloatArray, d1: FloatArray) -> tuple[Layers, FloatArray, list[Poli
 
 
 def uniform_occupancy(layers: Layers) -> FloatArray:
-    """Returns q_1 of Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell."""
+    """Returns q_1 of 004's Algorithms 1 and 3: 1 / (X_h A X_{h+1}) on every cell (h, x, a, x')."""
     cells = layers.cells
     return np.asarray(cells / cells.sum(axis=(1, 2, 3), keepdims=True))
 
@@ -126,7 +126,7 @@ def uniform_policy(layers: Layers) -> FloatArray:
 
 
 def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns the probability q(x, a) of each visit under `policy` (..., H, W, A), in its shape."""
+    """Returns the visit probability of each (h, x, a) in the shape of `policy` (..., H, W, A)."""
     q = np.empty(policy.shape)
     state = np.zeros((*policy.shape[:-3], policy.shape[-2]))
     state[..., 0] = 1.0
@@ -142,7 +142,7 @@ def occupancy(P: FloatArray, policy: FloatArray) -> FloatArray:
 
 
 def induced_policy(layers: Layers, q: FloatArray) -> FloatArray:
-    """Returns pi^q (H, W, A); uniform at states that q never visits."""
+    """Returns the policy (H, W, A) that q induces. It is uniform at states that q never visits."""
     pairs = q.sum(axis=-1)
     visits = pairs.sum(axis=-1, keepdims=True)
     ratio = np.divide(pairs, visits, out=np.full_like(pairs, 1 / layers.A), where=visits > 0)

@@ -10,7 +10,7 @@ Multiplied by eta, and up to constants, this is
                  s_u = upper m - q >= 0,   s_l = q - lower m >= 0,   m(x,a) = sum_x' q(x,a,x').
 
 The method is a primal-dual interior-point method. y, z_u and z_l are the multipliers of the three
-constraints. The logarithm adds a condition on a variable z:
+constraints. A further variable z equals 1 / q at the minimum. The optimality conditions are:
 
     q z = 1,   s_u z_u = mu,   s_l z_l = mu,   mu -> 0,
     c - z + (z_u - sum_x' upper z_u) - (z_l - sum_x' lower z_l) + A^T y = 0.
@@ -68,7 +68,7 @@ def log_barrier_step(layers: Layers, box: Box, cost: FloatArray, q: FloatArray) 
 
 
 def answer(layers: Layers, rows: FloatArray, gap: float, iterations: int) -> Step:
-    """Returns the `Step` for a q given as rows (R, W), one row for each pair (x, a)."""
+    """Returns the `Step` to the occupancy measure `rows` (R, W). Each row belongs to one (x, a)."""
     q = np.zeros(layers.cells.shape)
     q[layers.pairs] = rows
     log_q = np.log(q, out=np.full_like(q, -np.inf), where=q > 0)
@@ -82,8 +82,8 @@ def start(
 ) -> tuple[Floats, Floats]:
     """Returns the arrays `problem` and `rows` that `minimise` starts with.
 
-    In ``rows``, q has the policy of q_k, and the transitions of q_k moved well inside the box. In
-    ``problem``, bounds that cannot bind are moved far away.
+    In ``rows``, the new q has the policy of the old `q`. The old transitions are moved well inside
+    `lower` and `upper`. In ``problem``, bounds that cannot bind are moved far away.
     """
     (H, W, A), i = cost.shape, 0
     R, visits = widths[:-1].sum() * A, np.zeros((H + 1, W))
@@ -126,7 +126,7 @@ def move_inside(lower: Floats, upper: Floats, P: Floats) -> Floats:
 def _structure(layers: Layers) -> tuple[Ints, Ints, Ints]:
     """Returns for every row its number of successors, its state, and the next layer's first state.
 
-    Rows are the R pairs (x, a). -1 stands for x_H, which has no equation of flow.
+    Rows are the R pairs (x, a). The first state is -1 if it is x_H, which has no equation of flow.
     """
     h, x, _ = np.nonzero(layers.pairs)
     widths = np.array(layers.widths)
@@ -166,7 +166,7 @@ def minimise(
 
 @compiled
 def pull(own: int, after: int, w: int, y: Floats) -> float:
-    """Returns A^T y at the cell (x, a, x'): y at x, minus y at x' (0 at x_H)."""
+    """Returns (A^T y)(x, a, x') = y(x) - y(x') for the matrix A of the module; y(x_H) is 0."""
     return float(y[own] - (y[after + w] if after >= 0 else 0.0))
 
 
@@ -215,7 +215,7 @@ def newton(
 
 @compiled
 def gradient(n: int, problem: Floats, row: Floats, mu: float, g: Floats) -> None:
-    """Writes a row of the barrier problem's gradient into `g`, without the term A^T y."""
+    """Writes the barrier objective's gradient at one pair (x, a) into `g`. `newton` adds A^T y."""
     shared = 0.0
     for w in range(n):
         shared += problem[2, w] * (mu / row[2, w]) - problem[1, w] * (mu / row[1, w])

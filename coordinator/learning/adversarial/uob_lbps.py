@@ -65,7 +65,7 @@ class PrivateUOBLBPS:
     def observe(
         self, transitions: FloatArray, visits: FloatArray, loss: FloatArray, E: float
     ) -> Step:
-        """Runs lines 3-9 of 004, Algorithm 3, on noisy counts and an episode's losses (H, W, A)."""
+        """Runs lines 3-9 of 004's Algorithm 3 on noisy counts and one noisy `loss` (H, W, A)."""
         c = self.constants
         u = upper_occupancy(c.layers, self.box, self.policy)
         optimistic = np.divide(self.estimate(loss), u, out=np.zeros(u.shape), where=u > 0)

@@ -69,7 +69,7 @@ class ActiveSet(Protocol):
         """A mask (H, X, A) of actions. False means that no active policy takes a at (h, x)."""
 
     def best(self, model: Model) -> Plan:
-        """Returns a member of large value under a model, and that value."""
+        """Returns an active policy that has a large value under `model`, and this value."""
 
     def bound(self, model: Model) -> float:
         """Returns an upper bound of every member's value under a model."""
@@ -140,7 +140,7 @@ class ImplicitPolicies:
         return all(float(value(*i.model, self.d1, policy)) >= i.least for i in self.inequalities)
 
     def best(self, model: Model) -> Plan:
-        """Returns an active policy of large value under a model, and this value."""
+        """Returns an active policy that has a large value under `model`, and this value."""
         return self._best(model, [i.least for i in self.inequalities])
 
     def bound(self, model: Model) -> float:

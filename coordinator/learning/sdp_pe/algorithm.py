@@ -86,8 +86,8 @@ class SDPPE:
     """A `Learner` that runs SDP-PE (paper 000).
 
     Raises EnumerationTooLarge if the policies are too many for `enumerated` active sets. Raises
-    LearnerError if K is too small for a stage, or if constants contradict each other. The fine
-    batch of stage b has `fine_batches` times the L_b episodes of its crude batches.
+    LearnerError if K is too small for a stage, or if constants contradict each other. In the
+    paper, the fine batch of a stage has `fine_batches` times the episodes of all crude batches.
     """
 
     fine_batches = 2
@@ -129,7 +129,7 @@ class SDPPE:
             yield Deployment(last, "exploit", best, self.schedule.exploit, 0)
 
     def _eliminate(self, stage: Stage, crude: Crude, fine: Fine) -> None:
-        """Carries out lines 7-13 and records the stage."""
+        """Carries out lines 7-13 of Algorithm 1 of 000, and records the stage."""
         radius = self._radius(stage, fine)
         before = self.phi.size
         self.phi, best = self.phi.eliminate(fine.model, radius)
@@ -204,7 +204,10 @@ class SDPPE:
     def _estimate_layer(
         self, h: int, crude: Evidence, P_cru: FloatArray
     ) -> tuple[BoolArray, FloatArray]:
-        """Returns W and P~cru of layer h, or of all steps if they are alike (lines 9-10)."""
+        """Returns the infrequent tuples W and the transitions P~cru (000, Algorithm 2, lines 9-10).
+
+        Both are of layer h or, if all steps are alike, of all steps together.
+        """
         parts = (crude, *self._memory)
         weights = self._weights(parts, P_cru)
         if self.problem.homogeneous:
@@ -233,7 +236,7 @@ class SDPPE:
         return Fine(estimator.model(counts), counts, estimator, pi_ref)  # lines 5-9
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Solves Eq. 4, but leaves out tuples that the fine batch would reach less than once."""
+        """Solves Eq. 4 of 000 without (h, x, a) that the fine batch would reach less than once."""
         H = self.problem.sizes.H
         visits = [self._best_visits(crude.P, h, stage.fine) for h in range(H)]
         atoms = np.unique(np.concatenate(visits), axis=0)
@@ -241,7 +244,7 @@ class SDPPE:
         return design(self.phi, crude.P, atoms, floor=1 / stage.fine, tolerance=tolerance)
 
     def _mixture(self, pi_ref: Design, crude: Crude) -> Mixture:
-        """Mixes pi^ref and pi_0. After the first stage, adds the policies that seem best."""
+        """Mixes `pi_ref` with `crude.pi_0`. Stages after the first add policies that seem best."""
         share = self.constants.auxiliary_share
         pi_0 = self._thin(crude.pi_0)
         uniform = np.full(len(pi_0), share / len(pi_0))

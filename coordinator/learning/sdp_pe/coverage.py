@@ -87,7 +87,7 @@ def design(
 
 
 def largest_gap(active: ActiveSet, P: FloatArray, visits: FloatArray, reached: BoolArray) -> float:
-    """Returns `Design.gap` of a mixture with these `visits`, where `reached` marks Z."""
+    """Returns the `Design.gap` of a mixture with these `visits`. Only `reached` tuples count."""
     return _gap(active.bound(_steepest(P, visits, reached)), reached)
 
 

@@ -79,7 +79,7 @@ class EnumeratedPolicies:
 
     @classmethod
     def all_policies(cls, sizes: Sizes, d1: FloatArray, limit: int = LIMIT) -> EnumeratedPolicies:
-        """Returns all deterministic policies; raises EnumerationTooLarge beyond `limit` classes."""
+        """Returns all deterministic policies. Raises EnumerationTooLarge if `classes` > `limit`."""
         if classes(sizes, d1) > limit:
             raise EnumerationTooLarge(
                 f"X={sizes.X}, A={sizes.A}, H={sizes.H} has {sizes.A}^{_free_cells(sizes, d1)} "
@@ -102,7 +102,7 @@ class EnumeratedPolicies:
         return math.prod(self.shape) if self.active is None else int(np.count_nonzero(self.active))
 
     def values(self, model: Model) -> FloatArray:
-        """Returns the values of all classes, active or not: (prefixes, suffixes)."""
+        """Returns the values of all policies, active or not, in shape (prefixes, suffixes)."""
         return self._values(model, *map(np.arange, self.shape))
 
     def best(self, model: Model) -> Plan:
@@ -169,7 +169,7 @@ class EnumeratedPolicies:
         return taken
 
     def contains(self, policy: PolicyArray) -> bool:
-        """Returns whether the class of a policy (H, X) is active."""
+        """Returns whether a policy (H, X) is active, whatever it does where no episode starts."""
         return self.active is None or bool(self.active.flat[self.index(policy)])
 
     def policy(self, index: int) -> PolicyArray:
@@ -207,11 +207,11 @@ class EnumeratedPolicies:
         return np.unique(part // math.prod(counts[h + 1 : end]) % counts[h])
 
     def _continuations(self, block: Block, h: int) -> tuple[PolicyArray, NDArray[np.float32]]:
-        """Returns how active policies may act before step h, and what they then choose at step h.
+        """Returns how active policies may act before step h, and what they may choose at step h.
 
-        A way to act is an index of the choices at steps 0..h-1. Returns the ways (ways,) in
-        ascending order, and a matrix (ways, choices). A 1 in the matrix marks what active policies
-        choose after a way.
+        A way to act is one flat index of the choices at steps 0..h-1. Returns the ways (ways,) in
+        ascending order, and a matrix (ways, choices). A 1 in the matrix says that some active
+        policy acts in this way and then makes this choice.
         """
         counts, K = self._counts, self._counts[h]
         ends, end, pairs = block.suffixes, len(counts), block.pairs
@@ -242,10 +242,10 @@ class EnumeratedPolicies:
     def _complete(
         self, block: Block, begins: Sequence[int], h: int, then: Model
     ) -> list[PolicyArray]:
-        """Returns active policies that begin with the given ways to act at steps 0..h.
+        """For each index in `begins`, returns an active policy with these choices at steps 0..h.
 
-        Up to the cut, each policy continues as the first active prefix with its beginning. From the
-        cut on, the policy takes the active suffix that is best under `then`.
+        Before step `cut`, the policy follows the first active prefix with this beginning. From step
+        `cut` on, it takes the active suffix that has the largest value under the model `then`.
         """
         (D, _), V = self._prefix_values(then), self._suffix_values(then)
         S, rest = self.shape[1], math.prod(self._counts[h + 1 :])
@@ -261,7 +261,7 @@ class EnumeratedPolicies:
         return policies
 
     def _values(self, model: Model, prefixes: PolicyArray, suffixes: PolicyArray) -> FloatArray:
-        """Returns the values of every pair of these prefixes and suffixes."""
+        """Returns the values (p, s) of the policies that join each prefix to each suffix."""
         D, R = self._prefix_values(model)
         P, S = len(prefixes), len(suffixes)
         # BLAS rounds differently at a block's edges. With whole tiles, a policy's value does not
@@ -272,7 +272,7 @@ class EnumeratedPolicies:
         return values
 
     def _prefix_values(self, model: Model) -> tuple[FloatArray, FloatArray]:
-        """Returns the state distributions D (prefixes, X) at the cut, and rewards R before it."""
+        """Returns D (prefixes, X), state distributions at step `cut`, and R, the rewards before."""
         D, R = self.d1[None], np.zeros(1)
         for h in range(self.cut):
             rows, rewards = _rows(model, h, self.step_actions[h])

@@ -82,12 +82,12 @@ class Points:
     values: FloatArray
 
     def put(self, where: NDArray[np.int64], other: Points, chosen: BoolArray) -> None:
-        """Writes the points of `other` in the mask `chosen` to the places `where[chosen]`."""
+        """For every i in the mask `chosen`, copies point i of `other` to the place `where[i]`."""
         self.policy[where[chosen]] = other.policy[chosen]
         self.values[:, where[chosen]] = other.values[:, chosen]
 
     def take(self, chosen: NDArray[np.int64] | BoolArray) -> Points:
-        """Returns a copy of some points."""
+        """Returns a copy of the points that `chosen` selects, as indices or as a mask."""
         return Points(self.policy[chosen], self.values[:, chosen])
 
 
@@ -134,7 +134,7 @@ def _follow_chords(
     dual: FloatArray,
     unsolved: NDArray[np.int64],
 ) -> None:
-    """Improves `best` and `dual` of the `unsolved` problems along chords that start at `free`."""
+    """Improves `best` and `dual` of the `unsolved` objectives by a search over multipliers."""
     outside = free.take(unsolved)
     j = (stack.t[:, None] - outside.values[1:]).argmax(axis=0)
     for _ in range(MOST_CHORDS):
@@ -200,7 +200,7 @@ def _induce(
 
 
 def _backup(stack: Constraints, r: FloatArray, V: FloatArray, h: int) -> FloatArray:
-    """Returns Q_h (k + 1, T, X, A) of all models from V_{h+1} (k + 1, T, X)."""
+    """Returns Q_h (k + 1, T, X, A) from V_{h+1} (k + 1, T, X): T objectives in k + 1 models."""
     _, T, X = V.shape
     rows = stack.P[:, h].reshape(len(V), -1, X)
     Q: FloatArray = (V @ rows.transpose(0, 2, 1)).reshape(len(V), T, X, -1)
@@ -210,7 +210,7 @@ def _backup(stack: Constraints, r: FloatArray, V: FloatArray, h: int) -> FloatAr
 
 
 def _take(Q: FloatArray, actions: PolicyArray) -> FloatArray:
-    """Returns Q (k + 1, T, X, A) at the actions (T, X): (k + 1, T, X)."""
+    """Returns Q (models, T, X, A) at `actions` (T, X) of T policies, in shape (models, T, X)."""
     return np.take_along_axis(Q, actions[None, ..., None], axis=-1)[..., 0]
 
 
