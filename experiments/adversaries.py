@@ -33,11 +33,12 @@ PHASES = 4
 class Case:
     """One run: algorithm, K episodes, guarantee, MDP and adversary. The result records all fields.
 
-    The algorithm `uniform` plays actions at random. `scale` multiplies the width beta of Eq. 3.1.
-    If `eta` is None, the run uses the theorem's eta. `estimator` is the form of Eq. 4.1 that
-    UOB-LBPS uses. `widths` and `actions` are for LayeredMDP-v0, and `parameters` are for any other
-    environment. `own` is the environment if it is a Python object. Raises LocalError
-    ``invalid-spec`` if a name is unknown or a number out of range.
+    The algorithm `uniform` plays actions at random. `scale` multiplies the width of the confidence
+    set (004, Eq. 3.1). If `eta` is None, eta comes from Theorem 3.3 or 4.2 of 004. `estimator` says
+    whether UOB-LBPS uses Eq. 4.1 of 004 or its correction. `widths` and `actions` are for
+    LayeredMDP-v0, and `parameters` are for any other environment. `own` is the environment if it is
+    a Python object. Raises LocalError ``invalid-spec`` if a name is unknown or a number out of
+    range.
     """
 
     name: Algorithm

@@ -183,7 +183,7 @@ def labelled(items: Any) -> dict[str, tuple[Any, tuple[tuple[str, Any], ...]]]: 
 
 
 def _environment(reference: object, base: Preset) -> tuple[str, dict[str, Parameter]]:
-    """Returns an environment's id and parameters. The folder of a file is one of the parameters."""
+    """Returns an environment's id and parameters. For a file, the parameter ``folder`` is added."""
     if reference is None:
         return base.spec.environment, dict(base.environment)
     if not isinstance(reference, str) or not plugins.is_file_reference(reference):

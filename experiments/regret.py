@@ -2,8 +2,8 @@
 
     regret = sum over deployments of n (V* - V^mixture).
 
-Realised rewards are not used, so the only randomness is the learner's choice of policies. Bands are
-two-sided 95 % Student t intervals of means over seeds, at each point.
+Realised rewards are not used, so the only randomness is the learner's choice of policies. At each
+point of a curve, the band is the two-sided 95 % Student t interval of the mean over seeds.
 """
 
 import math
@@ -68,7 +68,7 @@ def switches(deployments: list[Deployment]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The mean over seeds, its interval (low, high) and the standard deviation sd, each (c,)."""
+    """Mean over seeds, its interval (low, high) and standard deviation at c points, each (c,)."""
 
     mean: FloatArray
     low: FloatArray

@@ -180,7 +180,7 @@ def overflow_probability(n: int, trials: int, p: float, slots: int) -> float:
 
 
 def charge(epsilon: float, eta: float) -> float:
-    """Returns what dropped noise costs in beta: (1 + e^epsilon) eta.
+    """Returns (1 + e^epsilon) eta, by which dropping noise with probability eta raises beta.
 
     If epsilon is above LARGEST_EPSILON, any eta except 0 costs infinity.
     """
@@ -190,7 +190,7 @@ def charge(epsilon: float, eta: float) -> float:
 
 
 def fewest_slots(n: int, trials: int, p: float, epsilon: float, beta: float) -> int:
-    """Returns the fewest noise slots for which `charge`, at epsilon, is at most beta (> 0)."""
+    """Returns the fewest noise slots at which dropped noise costs at most `beta` > 0 (`charge`)."""
     low, high = -1, math.ceil(trials * p) + 16
     while high < trials and charge(epsilon, overflow_probability(n, trials, p, high)) > beta:
         low, high = high, 2 * high

@@ -85,7 +85,7 @@ UNIT, LARGEST_SCALE = 2**16, 2**20
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Generic[N_co]):
-    """The noise and padding of a batch, their guarantee, and the word size of `sums`."""
+    """A batch's noise, padding and guarantee; with the aggregation `sums`, the bits of a word."""
 
     noise: N_co
     padding: Padding

@@ -2,8 +2,8 @@
 
 **Grid.** Losses are moved to multiples of Delta.
 
-* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): two atoms, with the
-  losses k Delta and (k + 1) Delta, replace an atom with a loss l between these two. The two atoms
+* Upper (`connect_the_dots`; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): an atom whose loss
+  lies between k Delta and (k + 1) Delta is split into two atoms with these losses. The two atoms
   have the mass of the old atom, both under P and under Q (`binomial`). Merging the two atoms is
   post-processing and gives the old atom back. Therefore P and Q on the grid are at least as easy to
   tell apart as the true P and Q. The error is of order Delta^2.
@@ -13,8 +13,9 @@
 **Tilt and window.** Let S be the sum of the finite losses under P, K(s) = log E[exp(s S)], and
 lambda the tilt. The tilted masses exp(lambda l) P(l) / exp(K(lambda)) are convolved instead of
 P(l). The tilt puts the far tail of S, which makes up delta, in the middle of the array. All errors
-of the transform are then relative to delta, not to 1. Tilt and window never affect whether the
-bounds hold: `loss_curve` accounts for mass outside the window.
+of the transform are then relative to delta, not to 1. The array holds only a window of losses.
+Tilt and window never affect whether the bounds hold: `loss_curve` accounts for mass outside the
+window.
 
 **Rounding.** Let u be the unit roundoff, and let the twiddle factors have errors of at most u. Then
 the 2-norm error of a computed transform of length M is below 8 u log2(M) times the transform's norm
@@ -99,7 +100,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convolved:
-    """A composition on M cells: probability mass[i] exp(log_scale - tilt loss[i]) at loss[i].
+    """Composed losses on M cells: loss[i] has probability mass[i] exp(log_scale - tilt loss[i]).
 
     Every mass is exact to within `error`.
     """

@@ -124,11 +124,11 @@ def smallest(
 
 
 def _predict(points: list[tuple[float, float]], y: float, low: int, high: int, step: int) -> int:
-    """Returns the next value to try between low and high.
+    """Returns the next x between low and high that `smallest` tries.
 
-    A secant through the last two points, in logarithms, predicts the value. With only one point,
-    epsilon is assumed to fall like 1 / sqrt(x). A prediction next to an end of the bracket is moved
-    a step inside, so that the bracket closes.
+    `points` has log x and log(value(x) / target) of earlier x. A secant through the last two points
+    predicts x. With only one point, value(x) is assumed to fall like 1 / sqrt(x). The result is at
+    least `step` above low and below high, so that the bracket closes.
     """
     if not points or not math.isfinite(y):
         return min(2 * low, (low + high) // 2) if low else high // 2

@@ -47,7 +47,7 @@ def encode(
 
 
 def count(layout: CounterLayout, reports: npt.NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """The analyzer's part, first step: counts the reports (N, bytes).
+    """The analyzer's first step: counts the 1-bits of N reports (N, bytes).
 
     Returns each counter's number of 1s followed by the number of counted reports, shape (C + 1,).
     Also returns the indices of reports that are not counted: they have a 1 past the last counter.

@@ -133,7 +133,7 @@ class Laplace:
         return 0.0
 
     def variance(self, n: int) -> float:
-        """Returns 2 q / (1 - q)**2, whatever n is."""
+        """Returns the noise's variance, 2 q / (1 - q)**2, for a batch of any size n."""
         return 2.0 * self.q / (1.0 - self.q) ** 2
 
 

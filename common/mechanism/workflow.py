@@ -92,7 +92,7 @@ def count(
 
 
 def debias(noise: BatchNoise, n: int, histogram: Ints) -> npt.NDArray[np.float64]:
-    """The analyzer's part, last step: returns unbiased counts (C,) of a batch of n reports."""
+    """The analyzer's last step: returns the unbiased counts (C,) of a batch of n reports."""
     sums, last = histogram[:-1], int(histogram[-1])
     match noise:
         case Noise():

@@ -47,7 +47,7 @@ def is_loopback_url(url: str) -> bool:
 
 
 def split_urls(text: str) -> tuple[str, ...]:
-    """Returns the addresses in a setting, which commas separate."""
+    """Returns the addresses that commas separate in a setting's text."""
     return tuple(url.strip() for url in text.split(","))
 
 

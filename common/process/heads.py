@@ -7,8 +7,9 @@ is below the number in the folder, somebody emptied the database or replaced it 
 If a process is killed between commit and write, its next start writes the number.
 
 The folder holds each number as the name of an empty file, and the highest number counts. Several
-processes may therefore share the folder without a lock. If a process has its own folder instead,
-the folder reveals no loss of changes that other processes made after the folder's last number.
+processes may therefore share the folder without a lock. A process may have a folder of its own
+instead. If changes by other processes after that folder's last number are lost, the folder does not
+reveal the loss.
 """
 
 import os

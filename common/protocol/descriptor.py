@@ -380,7 +380,7 @@ def parse(data: bytes) -> Context:
 
 
 def _check_members(members: list[tuple[str, Any]]) -> None:
-    """Refuses an object with a repeated member: parsers differ in which of its values they take."""
+    """Refuses an object with a repeated member, because parsers differ in which value they take."""
     if len(dict(members)) < len(members):
         raise RemoteError("malformed", "descriptor: an object has a member twice")
 

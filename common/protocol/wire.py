@@ -157,7 +157,7 @@ class MessageFlow(Document):
 
 
 class Conservation(Document):
-    """The account of everything sent to a batch, counted in reports except for `messages`.
+    """The account of everything sent to a batch. Counts are in reports, except in `messages`.
 
     For a complete batch the coordinator gets the numbers that follow from state, n and L. For an
     open or abandoned batch the coordinator gets at most ``fill_tenths``; the other counts are null.

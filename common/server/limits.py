@@ -136,8 +136,8 @@ class FailedAttempts:
     def attempt(self, token: str) -> Iterator[None]:
         """Opens a context for the code that checks ``token``.
 
-        The code must raise RemoteError ``unauthorized`` if the token is not valid. While the bucket
-        is empty, the context raises LocalError ``too-many-requests`` for an unknown token.
+        The code must raise RemoteError ``unauthorized`` if the token is not valid. After too many
+        failures, the context raises LocalError ``too-many-requests`` for an unknown token.
         """
         name = hash_token(token)
         known = name in self._known

@@ -124,7 +124,7 @@ keys_router = APIRouter(prefix="/v1/keys", dependencies=[access.OperatorOnly])
 
 @keys_router.get("")
 async def list_keys(keys: access.KeysPart) -> models.Keys:
-    """Returns all keys that ever existed, oldest first."""
+    """Returns all analyzer keys that ever existed, oldest first."""
     records = await in_thread(keys.records)
     return models.Keys(keys=list(records))
 

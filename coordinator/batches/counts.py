@@ -118,7 +118,7 @@ def check(counts: BatchCounts, d1: FloatArray, without_data: int = 0) -> CountCh
     """Tests a batch's counts for lies (see the module's docstring).
 
     ``d1`` (X,) is the declared start distribution. Up to ``without_data`` reports may hold only
-    noise. The part of a deviation that such reports explain does not count.
+    noise. If such reports explain a part of a deviation, that part is disregarded.
     """
     tests, number = list(_tests(counts, d1, without_data)), 0
     worst, exponent, deviation = "", -1.0, 0.0

@@ -82,7 +82,7 @@ class Evidence:
         return replace(self, transitions=N, visits=N.sum(axis=-1))
 
     def expected_visits(self, P: FloatArray, d1: FloatArray) -> FloatArray:
-        """Returns the expected numbers of visits (Hs, X, A) of n episodes under P (H, X, A, X)."""
+        """Returns the expected visits of n episodes at Hs steps (Hs, X, A); P is (H, X, A, X)."""
         d = [_visitation(mixture, P, d1) for mixture in self.mixtures]
         if len(d) == 1:
             return np.asarray(self.n * d[0][: self.transitions.shape[-4]])

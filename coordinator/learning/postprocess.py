@@ -3,8 +3,8 @@
 Everything here is a function of released counts, so it costs no privacy.
 
 **Eq. 7.** For every (h, x, a), let c be the noisy transition counts N(x, a, .), and N the noisy
-visits N(x, a). Let l = N - E/4 and u = N + E/4, where E is the precision of Assumption 4. Eq. 7
-asks for an n that attains
+visits N(x, a). Let l = N - E/4 and u = N + E/4, where E is the precision of 000, Assumption 4.
+Eq. 7 asks for a vector n that attains
 
     min t   subject to   n >= 0,  |n(x') - c(x')| <= t,  l <= sum n <= u.
 
@@ -26,7 +26,7 @@ transpose of B. The projection is linear and unbiased:
 
     N = c - Sigma B' (B Sigma B')^-1 (B c - b).
 
-If visits have counters of their own (families `paper`), c is first corrected by these counts.
+If visits have counters of their own (families `paper`), the visit counts first correct c.
 
 **Absorbing MDP** (000, section III-B). W is the set of infrequent tuples (h, x, a, x'). These
 tuples lead to the state x-dagger, which earns 0:
@@ -116,7 +116,7 @@ def divergence(N: FloatArray) -> FloatArray:
 
 
 def adjoint(multipliers: FloatArray, shape: tuple[int, ...]) -> FloatArray:
-    """Applies the transpose of `divergence` to multipliers (..., 1 + (H - 1) X)."""
+    """Applies `divergence` transposed to one number for each equation: (..., 1 + (H - 1) X)."""
     H, X, A, _ = shape
     nodes = multipliers[..., 1:].reshape(*multipliers.shape[:-1], H - 1, X)
     out = np.zeros((*multipliers.shape[:-1], H, X, A, X))

@@ -66,7 +66,7 @@ class Sensitivity:
 
     @classmethod
     def of_cells(cls, cells: int) -> Sensitivity:
-        """Returns the sensitivity if `cells` counters rise by one and `cells` fall by one."""
+        """Returns the sensitivity if `cells` counters rise by 1 and `cells` others fall by 1."""
         return cls(2.0 * cells, math.sqrt(2.0 * cells))
 
     @classmethod
@@ -225,5 +225,5 @@ class LocalPrivatizer:
         return self._total.copy()
 
     def terms(self, t: int) -> int:
-        """Returns the number of draws of noise in S_t."""
+        """Returns how many draws of noise are in the sum of the first t contributions."""
         return t

@@ -64,7 +64,7 @@ class Bands:
 
 
 def curve(rows: Sequence[TrueRow]) -> Curve:
-    """Returns a run's curve; deployments that executed no episode are left out."""
+    """Returns a run's values and regret; leaves out deployments that executed no episode."""
     rows = [row for row in rows if row.episodes > 0]
     n = np.array([row.episodes for row in rows], dtype=np.float64)
     value = np.array([row.value for row in rows], dtype=np.float64)

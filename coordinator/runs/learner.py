@@ -39,13 +39,13 @@ class RunLearner:
         """Adds the learner's results and the run's next step to a batch's settlement.
 
         If the run is over, adds nothing. If more reports were dishonest than promised, the
-        deployment is issued again. Other counts are tested for lies.
+        deployment is issued again. Otherwise the counts are tested for lies.
 
         With the aggregation `messages`, the learner uses suspicious counts all the same. Otherwise
         one liar could stop every run and use up the run's users. With the aggregation `sums`, one
         liar can set every counter to any value. So suspicious sums are tested again, and are used
-        only if they pass. In the second test, the dishonest reports that the guarantee allows may
-        hold only noise.
+        only if they pass. In the second test, as many reports may hold only noise as the guarantee
+        allows to be dishonest.
         """
         if run.state != "running":
             return settlement

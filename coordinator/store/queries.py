@@ -86,7 +86,7 @@ SPENT = select(
 
 
 class Queries:
-    """Reads runs, deployments, counts, ledger, stages, events. Methods block.
+    """Reads runs, deployments, counts, ledger, stages, events. Its methods block the thread.
 
     ``shared`` says whether other processes may write to the store.
     """
@@ -168,7 +168,7 @@ class Queries:
         return {parse(data).descriptor.analyzer_key for data in descriptors}
 
     def histograms(self, run_id: str) -> dict[int, Ints]:
-        """Returns the counted histograms of a run by deployment index."""
+        """Returns a run's counted histograms; the keys are indices of deployments."""
         rows = self._rows(COUNTS, run_id=run_id)
         return {row._mapping["index"]: unpack(row.histogram) for row in rows}
 

@@ -236,7 +236,7 @@ class Store(queries.Queries):
             writes.end_run(connection, lease.run_id, "fail", now, message)
 
     def record_trouble(self, lease: RunLease, trouble: str) -> None:
-        """Records why a run cannot go on, so that every replica shows it; "" if it can."""
+        """Records why a run cannot go on, so that every replica shows it. "" clears the record."""
         with self._driving(lease) as connection:
             run = update(_runs).where(_runs.c.id == lease.run_id)
             connection.execute(run.values(trouble=trouble))

@@ -261,7 +261,7 @@ def scores(world: World, pair: Pair) -> dict[str, Scores]:
 
 
 def likelihood_ratio(world: World, counts: Ints) -> FloatArray:
-    """Returns the scores of counts (trials, C), within [-CERTAIN, CERTAIN] for each cell."""
+    """Returns the scores of counts (trials, C). A cell changes a score by at most CERTAIN."""
     up, down = world.cells()
     gain = log_ratios(world.noise_bits, world.noise.p)
     others = world.setting.n - 1

@@ -1,4 +1,4 @@
-"""Attacks two encodings that do not protect users: one envelope a report, one number a counter.
+"""Attacks two unsafe encodings: one envelope for each report, or one number for each counter.
 
 **One envelope.** The shuffle keeps a report's messages together, so the analyzer sees an anonymous
 vector for each user. Each vector has only 1/n of the noise that the proof needs. Let g(v | e) be

@@ -1,9 +1,10 @@
 """Runs the audit of one encoding: ``riffle audit``.
 
-The claim is violated if a bound exceeds it, or if the observer guesses better than chance. The
-bounds hold for the product only if trials with real seals have the same law as trials without
-encryption. If the laws differ, the claim counts as violated, too. The observer and the seals are
-tested at level 1e-6, which adds almost nothing to the family-wise error.
+The claim is violated if a lower bound on epsilon or beta exceeds the claimed number. It is also
+violated if an observer of uploads guesses users' data better than chance (`observer`). The bounds
+hold for the product only if trials with real seals have the same law as trials without
+encryption. If the laws differ, the claim counts as violated, too. The level of the tests of
+observer and seals is 1e-6, so these tests add almost nothing to the family-wise error.
 """
 
 import time

@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: x (c,), the band of regret at x, the curve's points, and the points' constants.
+    """A curve: c values x (c,), the band of regret at each x, `points`, and the points' constants.
 
     `x` and `band` are empty if nothing could be computed.
     """

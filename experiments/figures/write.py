@@ -159,7 +159,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Figures to make in a folder with seeds 0..seeds-1. `force` makes finished figures again."""
+    """Figures to make, their folder and seeds 0..seeds-1. `force` makes finished figures again."""
 
     figures: tuple[Figure, ...]
     seeds: int

@@ -47,7 +47,7 @@ NEVER = -1e18  # count of a successor that does not exist: Eq. 5.1 makes it zero
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Consistent N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A), and the precision E of both."""
+    """Consistent N~(x,a,x') (H, W, A, W) and N~(x,a) (H, W, A) of precision E; W is `Layers.W`."""
 
     transitions: FloatArray
     visits: FloatArray

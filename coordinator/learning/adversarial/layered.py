@@ -137,7 +137,7 @@ def state_action(P: FloatArray, policy: FloatArray) -> FloatArray:
 
 
 def occupancy(P: FloatArray, policy: FloatArray) -> FloatArray:
-    """Returns the occupancy measure q^{P,pi}(x, a, x') (H, W, A, W) of a policy under P."""
+    """Returns a policy's occupancy measure q^{P,pi}(x, a, x') (H, W, A, W); W is `Layers.W`."""
     return state_action(P, policy)[..., None] * P
 
 

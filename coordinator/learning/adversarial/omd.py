@@ -124,7 +124,7 @@ def solve(
 def answer(
     widths: Ints, cost: Floats, log_m: Floats, p: Floats, q: Floats, log_q: Floats, policy: Floats
 ) -> float:
-    """Makes the answer from ln m and p. Writes q, log_q and policy; returns the objective."""
+    """Writes the answer (see the module) to q, log_q and policy; returns the answer's objective."""
     H, W, A = cost.shape
     visits, objective = np.zeros((H + 1, W)), 0.0
     visits[0, 0] = 1.0
@@ -265,7 +265,7 @@ def project_row(n: int, logs: Floats, after: Floats, p: Floats) -> None:
 
 @compiled
 def last_break(n: int, logs: Floats, after: Floats) -> float:
-    """Returns the last breakpoint (see the module) at which the row sums to at most one."""
+    """Returns the last breakpoint at which the sum in delta (see the module) is at most one."""
     last = -np.inf
     for bound in range(2):
         for y in range(n):
@@ -306,10 +306,10 @@ def derivatives(widths: Ints, m: Floats, p: Floats, flows: Floats, blocks: Float
 
 @compiled
 def add_row(n: int, m: float, p: Floats, free: Floats, into: Floats, across: Floats) -> None:
-    """Adds one pair's part of two derivatives (`derivatives`) to `into` and `across`.
+    """Adds the terms of one pair (x, a) to the blocks `into` and `across` of `derivatives`.
 
-    Only the free cells of the pair's row p can change. Among them, the derivative is
-    diag(p) - p p^T / sum p.
+    Only the free cells of the pair's row p can change. On these cells, the derivative of p with
+    respect to v is diag(p) - p p^T / sum p.
     """
     total = 0.0
     for y in range(n):

@@ -65,7 +65,7 @@ def constants(layers: Layers, K: int, eta: float | None, *, full: bool, scale: f
 
 
 class PrivateUCOREPS:
-    """One run. `policy` (H, W, A) is pi_k; `observe` takes the sums released after episode k."""
+    """One run. `policy` (H, `Layers.W`, A) is for episode k; `observe` takes k's released sums."""
 
     def __init__(self, constants: Constants) -> None:
         self.constants = constants

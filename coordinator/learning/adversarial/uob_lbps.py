@@ -47,7 +47,10 @@ class LossEstimate:
     variance: float
 
     def __call__(self, noisy: FloatArray) -> FloatArray:
-        """Returns l" from l~ (H, W, A). Clips Eq. 4.1 to [0, 1], because noise may exceed E'."""
+        """Returns estimates l" (H, W, A) of losses from noisy losses l~ (H, W, A).
+
+        Clips Eq. 4.1 of 004 to [0, 1], because the noise may exceed its likely bound E'.
+        """
         if self.estimator == "paper":
             return np.clip((noisy + self.E) / (2 * self.E + 1), 0.0, 1.0)
         return noisy / math.sqrt(1 + self.variance)

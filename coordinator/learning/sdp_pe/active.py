@@ -144,7 +144,7 @@ class ImplicitPolicies:
         return self._best(model, [i.least for i in self.inequalities])
 
     def bound(self, model: Model) -> float:
-        """Returns an upper bound of every member's value under a model."""
+        """Returns an upper bound on the values of all active policies under a model."""
         if not self.inequalities:
             return float(self._best(model, []).value)
         newest = self.inequalities[-1]

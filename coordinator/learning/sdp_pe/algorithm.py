@@ -279,7 +279,7 @@ class SDPPE:
         return parts
 
     def _estimator(self, crude: Crude, counts: tuple[Evidence, ...]) -> Estimator:
-        """Returns a stage's estimator. The rule `visits` needs a model from a first estimator."""
+        """Returns a stage's estimator. With weights `visits`, a first estimator predicts visits."""
         estimator = self._weighted_estimator(crude.W, counts, crude.P)
         if self.constants.weights == "batch":
             return estimator

@@ -5,10 +5,11 @@ Paper 003 differs from paper 000 (`sdp_pe.algorithm`) in three places:
 - a stage runs 2 L_b episodes: L_b crude episodes (L_b / H for each layer) and L_b fine episodes;
 - fine exploration has no optimal design. Let pi_{h,x,a} be the active policy that visits (h, x, a)
   most under the crude model. Each of these policies runs for L_b / (H X A) episodes;
-- the radius of line 9 is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
+- the radius (Algorithm 1, line 9) is 2 C (sqrt(H^5 X^2 A iota / L_b) + X^3 A^2 H^5 E iota / L_b).
+  C, iota and E are as in paper 000 (`constants`).
 
-Here these policies form a uniform mixture. As in `sdp_pe.algorithm`, pairs that the batch is
-expected to reach less than once get no policy.
+Here the policies pi_{h,x,a} form a uniform mixture. If even L_b episodes of pi_{h,x,a} are expected
+to visit (h, x, a) less than once, the mixture lacks pi_{h,x,a}, as in `sdp_pe.algorithm`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class ConferenceSDPPE(SDPPE):
         super().__init__(problem, replace(constants, auxiliary_share=0.0))
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Mixes every pi_{h,x,a} evenly (Algorithm 3, lines 1-4)."""
+        """Mixes all policies pi_{h,x,a} with equal weights (003, Algorithm 3, lines 1-4)."""
         H = self.problem.sizes.H
         pi = np.concatenate([self._best_visits(crude.P, h, stage.fine) for h in range(H)])
         weights = np.full(len(pi), 1.0 / len(pi))

@@ -1,8 +1,8 @@
 """The constants of SDP-PE, in two declared sets: `paper` (literal) and `practical`.
 
-`paper` is paper 000 as written. It has C_1 = 6, iota = log(2 H A K / delta), C = 1 in the radius of
-line 9, and L_b = 2^b from b = 1. It uses the add-on of Eq. 7, and only the counts of the fine
-batch.
+`paper` is paper 000 as written. It has C_1 = 6, iota = log(2 H A K / delta), C = 1 in the radius
+(Algorithm 1, line 9), and L_b = 2^b from b = 1. It uses the add-on of Eq. 7, and only the counts of
+the fine batch.
 
 `practical` is one set for every environment, family, epsilon and K. Every field that differs from
 `paper` is one departure from the paper. docs/ablation.md says what each departure is worth.

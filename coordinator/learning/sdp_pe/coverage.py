@@ -1,8 +1,8 @@
 """The exploration mixture of Eq. 4 of paper 000, as an optimal design.
 
 Let d_pi be the probabilities that a mixture pi of active policies visits (h, x, a) under the crude
-model. Let Z be the tuples (h, x, a) that some active policy reaches. Eq. 4 is, with the supremum
-over active policies mu,
+model (000, Algorithm 2). Let Z be the tuples (h, x, a) that some active policy reaches. Eq. 4 is,
+with the supremum over active policies mu,
 
     minimise over pi   sup_mu g_pi(mu),    g_pi(mu) = sum_{Z} d_mu(h, x, a) / d_pi(h, x, a).
 
@@ -14,8 +14,8 @@ certificate
 
     sup_mu g_pi(mu) <= |Z| (1 + tolerance).
 
-In an implicit active set, the second step may miss the best policy. The certificate then uses an
-upper bound of the supremum (`ActiveSet.bound`).
+If the active set is kept as inequalities, the second step may miss the best policy. The certificate
+then uses an upper bound of the supremum (`ActiveSet.bound`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class EnumerationTooLarge(LearnerError):  # noqa: N818 -- says what is the matte
 
 
 def classes(sizes: Sizes, d1: FloatArray) -> int:
-    """Returns the number of classes of deterministic policies if episodes start from d1."""
+    """Returns the number of policy classes (see the module) if episodes start from d1."""
     return int(sizes.A ** _free_cells(sizes, d1))
 
 
@@ -98,7 +98,7 @@ class EnumeratedPolicies:
 
     @property
     def size(self) -> int:
-        """The number of active classes."""
+        """The number of active classes of policies (see the module)."""
         return math.prod(self.shape) if self.active is None else int(np.count_nonzero(self.active))
 
     def values(self, model: Model) -> FloatArray:

@@ -66,9 +66,9 @@ LARGEST_STACK = 4_000_000
 class Estimator:
     """How a model is estimated from counts; all draws of a bootstrap share these choices.
 
-    H is the horizon. Tuples in W (H or 1, X, A, X) lead to the absorbing state. E is the precision
-    in Eq. 7, in counts. `weights` has the weights of each part. `alike` sums counts over steps. The
-    other fields are those of `Constants`.
+    H is the horizon. W (H or 1, X, A, X) marks the (h, x, a, x') that lead to the absorbing state.
+    E is the precision in Eq. 7 of 000, in counts. `weights` has an array for each `Evidence`.
+    `alike` sums counts over steps. The other fields are those of `Constants`.
     """
 
     H: int

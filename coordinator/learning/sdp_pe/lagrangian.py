@@ -1,4 +1,4 @@
-"""Planning under constraints on values: the linear step over an implicit active set.
+"""Planning under constraints on values, for an active set kept as inequalities (`active`).
 
 For rewards r_0 in a model P_0, find a deterministic policy of large V_0(pi) among those with
 
@@ -18,8 +18,8 @@ between the best feasible and the last infeasible point in the (V_j, V_0) plane.
 - If P_0 and P_j differ, the induction is a heuristic and D bounds nothing. Backward induction
   cannot solve this problem, because the best action depends on the history.
 
-Policies are returned only if their exact values satisfy the constraints. After the multipliers, the
-search tries single deviations. If pi takes action a at one (h, x) instead, V_b changes by exactly
+Policies are returned only if their exact values satisfy the constraints. After its last multiplier,
+the search changes single actions. If pi takes another action a at (h, x), V_b changes by exactly
 d_b(h, x) (Q_b(h, x, a) - V_b(h, x)). Here d_b(h, x) is the probability of x at step h. All
 computations treat T objectives r_0 with one P_0 at once.
 """
@@ -54,9 +54,9 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Policies must take allowed `actions` and have values of at least t (k,) in k models.
+    """Policies must take allowed `actions`, and must have a value of at least t[b] in model b.
 
-    The models have transitions P (k, H, X, A, X) and rewards r (k, H, X, A).
+    The k models have transitions P (k, H, X, A, X) and rewards r (k, H, X, A). t is (k,).
     """
 
     P: FloatArray
@@ -161,7 +161,7 @@ def _follow_chords(
 def _deviate(
     stack: Constraints, r: FloatArray, best: Points, unsolved: NDArray[np.int64], rounds: int
 ) -> None:
-    """Improves V_0 of the `unsolved` problems by feasible changes of one decision at a time."""
+    """Raises the objectives V_0 of `unsolved` problems by feasible changes of single actions."""
     for _ in range(rounds):
         if not unsolved.size:
             return
