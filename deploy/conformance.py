@@ -325,7 +325,7 @@ def session(
     longest: float,
     grace: float = GRACE_SECONDS,
 ) -> Iterator[Finding]:
-    """Offers everything to the client; yields what is right and what is wrong, step by step.
+    """Offers good and bad batches to the client; yields what the client does right or wrong.
 
     A bad offer counts as refused if the client looks at it and never takes a slot. The session ends
     when all good batches are over and the client only lists batches for ``grace`` seconds. It also

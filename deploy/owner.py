@@ -117,7 +117,7 @@ class Owner:
         return ""
 
     def key_id_mistake(self, batch_keys: Sequence[bytes], seen: str) -> str:
-        """Names the mistake in the id of the last of a batch's keys (13.2), or returns ""."""
+        """Names the mistake in ``seen``, an id of the batch's newest key (13.2), or returns ""."""
         keys = {"": batch_keys[-1], "the first batch key": batch_keys[0]}
         keys |= {"the analyzer's key": self.analyzer.public}
         labels = {"": LABEL_KEY_ID, "no label": b"", "no zero byte": LABEL_KEY_ID[:-1]}
@@ -148,7 +148,7 @@ class MistakeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BatchKeys:
-    """A batch's descriptor, its bytes, the private keys of analyzer and batch, its earlier key."""
+    """A batch's descriptor and private keys; ``earlier`` is the key that the batch had first."""
 
     context: Context
     data: bytes

@@ -1,8 +1,8 @@
 """Compares the reports of a batch with their law, and names a client's mistakes. No I/O.
 
-The law is the reports' distribution for a correct client. Every statistical test is exact, except
-for noise that a report drops, which is rare (12.3). In a whole session, a correct client fails with
-probability at most `ERROR_RATE`. Sections are in docs/protocol.md.
+The law is the reports' distribution for a correct client. Statistical tests are exact, but ignore
+that a report may drop noise (12.3). In a whole session, a correct client fails with probability at
+most `ERROR_RATE`. Numbers such as 12.3 are sections of docs/protocol.md.
 """
 
 from collections import Counter
@@ -99,7 +99,7 @@ def pooled_faults(pooled: dict[str, Test]) -> Iterator[MistakeError]:
 
 @lru_cache(maxsize=512)
 def binomial(N: int, p: float) -> Floats:
-    """Returns the probabilities of 0 to N ones among N bits."""
+    """Returns the probabilities of 0 to N ones among N bits, each 1 with probability p."""
     return np.diff(special.bdtr(np.arange(N + 1.0), N, p), prepend=0)
 
 
@@ -204,7 +204,7 @@ class BatchLaw:
         return table
 
     def _why_lost(self, counts: Ints) -> str:
-        """Names a mistake that explains all reports, or the places where they hold no episode."""
+        """Names a mistake that explains all reports, or the families or steps that are wrong."""
         for name, place in self._other_orders():
             if self.matches(counts[:, place]).any(axis=1).all():
                 return f"; all hold one {name}"
@@ -238,7 +238,7 @@ class BatchLaw:
             yield text, np.argsort(np.lexsort(self._coordinates[:, axes[::-1]].T))
 
     def _other_laws(self) -> Iterator[tuple[str, "BatchLaw"]]:
-        """Yields laws of clients that take another step's counters, policy row or transitions."""
+        """Yields laws of clients that use counters, policy row or transitions of a wrong step."""
         d = self.descriptor
 
         def changed(**members: object) -> BatchLaw:

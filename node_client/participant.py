@@ -42,7 +42,7 @@ RecordedStep = tuple[int, int, int | None]
 
 
 class Row(Document):
-    """A user's stored episode. If ``steps`` is None, the report is sealed, or will be noise.
+    """A user's stored episode. ``steps`` is None if the report is sealed or will hold only noise.
 
     ``word`` selects the policy. The episode's time is over at ``ends_at``. ``sealed`` is the report
     in hex.

@@ -334,7 +334,7 @@ class Pipeline:
         messages: Report,
         in_time: int,
     ) -> None:
-        """Seals and uploads a chunk, in which ``in_time`` episodes ended in time."""
+        """Seals and uploads a chunk of reports; ``in_time`` of their episodes ended in time."""
         start, accepted, leaving = self.monotonic(), 0, list[bytes]()
         batch_id, count = job.batch.batch_id, len(chunk)
         try:

@@ -1,7 +1,7 @@
 """Seals reports: 99 % of a node's work if reports consist of messages.
 
 Messages are sealed in processes, because HPKE holds the GIL. Vectors (`common.mechanism.sums`) are
-masked and sealed in threads. A vector needs only one key agreement, and threads need no copy of it.
+masked and sealed in threads. A vector needs only one key agreement, and threads copy no vectors.
 The users of a chunk share one lease request, one write that marks them as asked, and one upload.
 """
 

@@ -172,7 +172,7 @@ class Shuffler:
     ) -> tuple[list[Frame], ReportCipher | None]:
         """Opens every outer seal; returns the frames, and the cipher that will encrypt the reports.
 
-        If the batch is not open any more, or its secret is lost, opens none and returns no cipher.
+        If the batch is no longer open, or its secret is lost, opens no seal and returns no cipher.
         """
         if batch.state == "open":
             try:

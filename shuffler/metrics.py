@@ -169,7 +169,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
 
 
 def for_coordinator(record: Conservation, *, show_fill: bool) -> Conservation:
-    """Returns what the coordinator may see (module's docstring); tenths only with ``show_fill``."""
+    """Returns what the coordinator may see. ``fill_tenths`` is None if ``show_fill`` is false."""
     if record.state not in SHORT:
         return record.model_copy(update={"rejected": None})
     return Conservation(

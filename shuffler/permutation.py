@@ -45,7 +45,7 @@ class Release:
 
     @classmethod
     def of(cls, messages: Messages, *sums: memoryview) -> "Release":
-        """Returns the release of ``sums``, then permuted ``messages`` (n * L, message bytes)."""
+        """Returns a release: first ``sums``, then ``messages`` (n * L, bytes), already permuted."""
         parts = (*sums, messages.data.cast("B"))
         digest = hashlib.sha256()
         for part in parts:

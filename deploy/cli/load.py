@@ -156,8 +156,8 @@ def wire_command(
 
     With --aggregation sums, compare the processor time of a summed report and a report of messages.
 
-    The exit code is 1 if a number misses its target: Riffle's rate divided by the cryptography's
-    rate, the servers' cost, or the speedup.
+    Three numbers have targets: Riffle's rate divided by the cryptography's rate, the servers'
+    processor time for a message, and the speedup. The exit code is 1 if a number misses its target.
     """
     cores = workers or len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="riffle-wire-") as folder:

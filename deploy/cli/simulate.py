@@ -117,7 +117,7 @@ def _seeds(run: Callable[[int], T], how: SimulationOptions, on_seed: Callable[[]
 
 
 def _simulate_users(chosen: "Preset", how: SimulationOptions) -> Simulated:
-    """Simulates user by user. The document has seed 0's policy and batches."""
+    """Simulates user by user. The returned document has the policy and batches of seed 0."""
     from riffle.experiments import per_user
     from riffle.experiments.research import Result
     from riffle.node_client.environments.tabular import Modelled

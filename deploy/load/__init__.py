@@ -1,4 +1,4 @@
-"""Loads a network with nodes that really fetch, check, lease, run, encode, seal and upload.
+"""Puts a network under load: its nodes really fetch, check, lease, run, encode, seal and upload.
 
-`run` is the load test. `benchmark` compares Riffle's throughput with the cryptographic primitive's.
+`run` is the load test. `benchmark` compares the throughput of Riffle and of cryptography alone.
 """

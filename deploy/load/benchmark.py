@@ -83,7 +83,7 @@ class Split:
 
 
 def run_benchmark(messages: int, folder: Path, cores: int, chosen: Preset) -> dict[str, Any]:
-    """Runs the benchmark on a new network in ``folder``, with n L >= ``messages``.
+    """Runs the benchmark on a new network in ``folder``, with at least ``messages`` messages.
 
     Raises LocalError if the network does not start or the deployment fails.
     """
@@ -235,7 +235,7 @@ def batch_for(spec: RunSpec, messages: int) -> int:
 
 
 def measure_primitive(width: int, cores: int) -> Primitive:
-    """Measures the primitive on ``width`` bytes, with one process per core."""
+    """Measures how fast ``cores`` processes seal and open plaintexts of ``width`` bytes."""
     pool = ProcessPoolExecutor(cores, mp_context=SPAWN)
     with timed_bar("the primitive alone", PRIMITIVE_SECONDS), pool:
         list(pool.map(_measure_core, [(width, 0.05)] * cores))  # start and warm up the processes
@@ -245,7 +245,7 @@ def measure_primitive(width: int, cores: int) -> Primitive:
 
 
 def _measure_core(job: tuple[int, float]) -> tuple[CallTime, CallTime]:
-    """Measures a seal and an open; ``job``: size of the plaintext, seconds to spend on each."""
+    """Times sealing and opening; ``job``: the plaintext's bytes, and seconds to spend on each."""
     width, seconds = job
     suite = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
     private, info = X25519PrivateKey.generate(), LABEL_MESSAGE + bytes(32)

@@ -36,7 +36,7 @@ with its encoding; sealing with the wait for a sealer; upload until the report i
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies in seconds, in buckets with edges growing by `GROWTH`; exact sum and maximum."""
+    """Latencies in seconds by bucket; exact sum and maximum. Edges grow by the factor `GROWTH`."""
 
     buckets: Counter[int] = field(default_factory=Counter)
     total: float = 0.0
@@ -113,7 +113,7 @@ class Tally:
 
     @property
     def open(self) -> int:
-        """The number of reports that are started but not decided."""
+        """The number of reports that are started, but neither accepted nor rejected."""
         return self.started - self.accepted - self.rejected.total()
 
     def summary(self) -> dict[str, Any]:

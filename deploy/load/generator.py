@@ -145,8 +145,8 @@ async def _send_tallies(pipe: Pipe, tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reading ``at`` seconds after the load began: the ``use`` of each role or ``generator i``,
-    and (seconds busy, seconds in all) of each of the ``cores``."""
+    """Measurements ``at`` seconds after the load began. ``use`` has each role and ``generator i``.
+    ``cores`` has for each processor the seconds in which it was busy, and the total seconds."""
 
     at: float
     tally: Tally

@@ -154,7 +154,7 @@ def card(summary: Summary) -> dict[str, str]:
 
 
 def numbers(summary: Summary) -> dict[str, Mapping[str, Any]]:
-    """Returns the report's tables by title. A table has values, or rows of values, by name."""
+    """Returns the report's tables by title. A table maps names to values, or to rows of values."""
     reports = summary["reports"]
     totals = {name: reports[name] for name in ("started", "accepted", "undecided", "messages")}
     latencies = {f"from {name}": reports[f"latency_from_{name}_ms"] for name in ("due", "send")}

@@ -61,7 +61,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The limit of a load, the stage in which most time is lost, and the reason."""
+    """What limits a network under load, the stage that takes the most time, and the reason."""
 
     limit: Limit
     stage: str
@@ -124,10 +124,10 @@ def _slow_requests(evidence: Evidence) -> tuple[Limit, str]:
 
 
 def next_rate(steps: Sequence[tuple[float, bool]], start: float) -> float | None:
-    """Returns the next load of a search for the capacity, in reports a second; None at its end.
+    """Returns the next rate of a search for capacity, in reports a second; None ends the search.
 
-    ``steps`` has each rate so far, and True if it was carried. docs/load.md describes the search.
-    A rate is carried if any load at this rate was carried.
+    ``steps`` has each load so far: its rate, and True if the network carried it. A rate counts as
+    carried if the network carried any load at this rate. docs/load.md describes the search.
     """
     carried = max((rate for rate, ok in steps if ok), default=0.0)
     failed = min((rate for rate, ok in steps if not ok and rate > carried), default=math.inf)

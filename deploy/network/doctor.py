@@ -160,7 +160,7 @@ def check_service(url: str, ca_file: Path | None) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds variables that are no settings, but have a role's prefix or almost a setting's name."""
+    """Finds variables that are not settings, but have a role's prefix or resemble a setting."""
     prefixes = tuple(settings.prefix() for settings in ROLE_SETTINGS)
     known = [name for settings in ROLE_SETTINGS for name in settings.variables()]
     for name in sorted(environment):
@@ -173,7 +173,7 @@ def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def check_settings(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Checks the settings of each role that has variables in ``environment`` (this process's)."""
+    """Checks the settings of each role that has variables in this process's ``environment``."""
     for role in ROLE_SETTINGS:
         if any(name.upper().startswith(role.prefix()) for name in environment):
             yield _settings(role, None)

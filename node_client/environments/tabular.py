@@ -125,7 +125,7 @@ def _successors(possible: npt.NDArray[np.bool_]) -> Successors:
 
 @runtime_checkable
 class Modelled(Protocol):
-    """An environment with a known MDP, which exact values and population-level simulation need."""
+    """An environment with a known MDP. Exact values and simulation by population need the MDP."""
 
     @property
     def mdp(self) -> TabularMDP:
@@ -351,7 +351,7 @@ class MDPDocument(Document):
     d1: list[float]
 
     def mdp(self) -> TabularMDP:
-        """Returns the MDP. Raises ValueError if a list is ragged, or as `TabularMDP` does."""
+        """Returns the MDP. Raises ValueError if a list is ragged, or the errors of `TabularMDP`."""
         P, r = np.array(self.P, dtype=np.float64), np.array(self.r, dtype=np.float64)
         if self.horizon is not None:
             P, r = (np.repeat(part[None], self.horizon, axis=0) for part in (P, r))

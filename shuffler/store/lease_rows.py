@@ -282,7 +282,7 @@ def holding(connection: Connection, batch_id: str, owner: str, now: int) -> list
 def forget_unused(connection: Connection, batch_id: str) -> None:
     """Deletes those leases of a batch that have no report.
 
-    The other leases show who has reported, and serve to recognise a late repetition.
+    The other leases show who has reported, and reveal whether a late upload repeats a report.
     """
     connection.execute(delete(lease_groups).where(_UNUSED), {"batch": batch_id})
     rows = connection.execute(_PARTLY_UNUSED, {"batch": batch_id})

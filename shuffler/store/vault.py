@@ -167,8 +167,9 @@ TAG_BYTES = 16
 class ReportCipher:
     """Encrypts and decrypts the stored reports of one batch, or their sum.
 
-    Each key of the cipher is HKDF-SHA256 of the whole secret, with its own label. A ``part`` names
-    stored data: the slots of reports stored together, or the number of reports in a sum.
+    Each key of the cipher is HKDF-SHA256 of the whole secret, under a label that no other key has.
+    A ``part`` names stored data: the slots of reports stored together, or the number of reports in
+    a sum.
     """
 
     def __init__(self, batch_id: str, secret: BatchSecret) -> None:
