@@ -1,8 +1,7 @@
 """``riffle conformance``: offers batches to a client on loopback, and names its mistakes.
 
-`Recorder` plays the shuffler and keeps every byte. It also makes faults: descriptors that no
-shuffler would countersign, a lost answer, a changed batch key. `session` compares the client's
-behaviour with docs/protocol.md. Each finding names a section of that page.
+`Recorder` plays the shuffler, with faults such as a lost answer, and keeps every byte. `session`
+compares the client's behaviour with docs/protocol.md. Each finding names a section of that page.
 """
 
 import asyncio
@@ -63,8 +62,7 @@ class Recorder:
         self.offers: dict[str, Offer] = {}
         self.holders: dict[str, wire.Lease] = {}
         self.faults: dict[str, MistakeError] = {}
-        self.changed_at = math.inf
-        self.polls, self.polled_at = 0, 0.0
+        self.changed_at, self.polls, self.polled_at = math.inf, 0, 0.0
 
     def app(self) -> Starlette:
         """Returns the server, with the routes that nodes use."""
@@ -345,7 +343,11 @@ def session(
         detail = "the client sent no request; did it end? client.log has its output"
         raise LocalError("unavailable", detail)
     yield from (Finding(False, "all batches", *each.args) for each in recorder.faults.values())
-    yield from map(_refusal, bad)
+    taken = {offer.case.fault for offer in good if offer.case and offer.leases}
+    if taken and taken <= {offers.SPACED, offers.SORTED}:
+        detail = f"expected every good batch to be taken; seen only those with {' or '.join(taken)}"
+        yield Finding(False, "all batches", "4.1", f"{detail}: are bytes parsed and written again?")
+    yield from (_refusal(offer) for offer in bad if offer.looked_at < math.inf)
     seen: set[bytes] = set()
     pooled: dict[str, Test] = {}
     is_stuck, untried = any(offer.mistakes for offer in good), []
@@ -360,17 +362,16 @@ def session(
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
     wrong = [Finding(False, "all batches", *fault.args) for fault in pooled_faults(pooled)]
     yield from wrong or [Finding(True, "all batches", "6", "all draws are right")] * bool(pooled)
-    why = "not tried, because of mistakes in other batches"
-    yield from (Finding(False, name, "13", why) for name in untried)
+    yield from (_refusal(offer) for offer in bad if math.isinf(offer.looked_at))
+    yield from (Finding(False, n, "13", "not tried: mistakes in other batches") for n in untried)
 
 
 def _refusal(offer: Offer) -> Finding:
-    step = f"check {offer.check}: {offer.fault}"
-    for mistake in offer.mistakes.values():
-        return Finding(False, step, *mistake.args)
+    step, unseen = f"check {offer.check}: {offer.fault}", "expected a request for its descriptor"
     if math.isinf(offer.looked_at):
-        return Finding(False, step, "13.5", "expected a request for its descriptor; seen none")
-    return Finding(True, step, "11", "refused")
+        return Finding(False, step, "13.5", f"{unseen}; seen none")
+    mistake = next(iter(offer.mistakes.values()), None)
+    return Finding(mistake is None, step, *(mistake.args if mistake else ("11", "refused")))
 
 
 def _examine(

@@ -54,13 +54,14 @@ LOW, HIGH = -1.0, 1.0
 LOST, BUSY, NEW_KEY = "answer lost", "shuffler busy", "batch has a new key"
 OVER, PROXY, STRANGER = "first leases too short", "a proxy's 404 page", "a lease for a stranger"
 MOVED, REFUSED, ROTATED = "a redirection", "a report refused", "second pinned analyzer key"
-BLANKS, AWAY, ZIPPED = "blanks in its JSON", "its descriptor redirected", "a compressed answer"
-"""Blanks before commas. No JSON library writes such blanks, so rewritten JSON differs."""
+BLANKS, SPACED, SORTED = "blanks before commas", "blanks after commas", "sorted members"
+"""JSON libraries write none, or one of the others. So a client that rewrites JSON refuses some."""
+AWAY, ZIPPED = "its descriptor redirected", "a compressed answer"
 EMPTY, STATUS = "an answer without results", "a final problem with status 503"
 SHUT, BEYOND, LACKING = "a user refused", "a slot beyond n", "an answer without a user"
 WIDE, WRONG_LEASES = "words of 32 bits", {STRANGER, BEYOND, LACKING}
 FAULTS: tuple[str, ...] = (LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED)
-FAULTS = (*FAULTS, BLANKS, AWAY, ZIPPED, EMPTY, STATUS, SHUT, BEYOND, LACKING)
+FAULTS = (*FAULTS, BLANKS, AWAY, ZIPPED, EMPTY, STATUS, SHUT, BEYOND, LACKING, SPACED, SORTED)
 FULL, SEVERAL, LARGE = "256 counters", "3 noise bits", "100000 users, so little noise"
 SEVERAL_BITS: Json = {"noise": {"bits": 3, "p_numerator": 1, "p_log2": 3}, "noise_slots": 128}
 WIDE_NOISE: Json = {"noise": {"bits": 5_000, "p_numerator": 1, "p_log2": 1}, "word_bits": 32}
@@ -227,8 +228,9 @@ def _offer(owner: Owner, document: Json, check: int, fault: str) -> Offer:
     how |= {"shown_key": pair.public, "signed_key": pair.public}
     members = {k: v for k, v in document.items() if k not in how and v is not ...}
     how |= {k: document[k] for k in document.keys() & how.keys()}
-    marks = (" ,", ": ") if fault == BLANKS else (",", ":")
-    text = json.dumps(members, separators=marks).replace("{", "{" + how["first"], 1)
+    marks = {BLANKS: (" ,", ": "), SPACED: (", ", ": ")}.get(fault, (",", ":"))
+    text = json.dumps(members, separators=marks, sort_keys=fault == SORTED)
+    text = text.replace("{", "{" + how["first"], 1)
     data = (how["before"] + text + how["after"]).encode()
     digest = hashlib.sha256(descriptor.LABEL_DIGEST + data).digest()
     envelope: Json = {
@@ -263,10 +265,7 @@ a good descriptor. The value ``...`` removes a member. A function is applied to 
 
 
 def _wrong_members(kind: type[Document], good: Json) -> Iterator[tuple[str, Json]]:
-    """Yields members that a document's schema does not allow: the fault, and the changed member.
-
-    The value ``...`` removes a member. If the value is a function, it changes the good value.
-    """
+    """Yields a fault and a changed member (`Row`), which a document's schema does not allow."""
     schema = kind.model_json_schema()
     for name, rule in schema["properties"].items():
         wrong: Json = {"is missing": ...} if name in schema["required"] else {}

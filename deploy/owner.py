@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from riffle.common.mechanism import local_model, sums
-from riffle.common.mechanism.counters import Ints
+from riffle.common.mechanism.counters import Ints, Support
 from riffle.common.mechanism.parameters import Aggregation, Trust
 from riffle.common.protocol import hpke as seals
 from riffle.common.protocol.descriptor import LABEL_DIGEST, LABEL_MASK, BatchDescriptor, Context
@@ -178,10 +178,8 @@ def _read_inner(keys: BatchKeys, opened: bytes) -> tuple[Ints, list[bytes]]:
     if d.word_bits:
         return _unmask(keys, opened), [opened[:KEY_BYTES]]
     messages = [opened[i : i + d.message_bytes] for i in range(0, len(opened), d.message_bytes)]
-    plain, own = (
-        list(seals.open_each(keys.analyzer, info, messages)),
-        [m[:KEY_BYTES] for m in messages],
-    )
+    plain = list(seals.open_each(keys.analyzer, info, messages))
+    own = [m[:KEY_BYTES] for m in messages]
     if closed := [m for m, text in zip(messages, plain, strict=True) if text is None]:
         why = _explain(keys, closed, outer=False)
         why += "; is one ephemeral key or HPKE context used twice?" * (len({*own}) < len(own))
@@ -194,13 +192,32 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
     """Returns a sentence that names the expected size of a sealed report and this wrong size."""
     whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
+    each, more = divmod(size - seals.OVERHEAD, d.padding.messages)
+    if rest and not more:
+        seen = f"messages of {each} bytes (is an index as wide as the dummy needs? 4.6)"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
     expected += "; with dummies, see 10" * (d.trust == "central")
     if d.word_bits:
         own = (d.message_bytes - KEY_BYTES) * 8 // d.word_bits
         seen = f"{(d.message_bytes - KEY_BYTES + size - d.report_bytes) * 8 // d.word_bits} words"
         expected = f"E and {own} words, in a seal of 48" + "; see 5.4" * (d.support is not None)
-    return f"expected {d.report_bytes} bytes ({expected}); seen {size} bytes, {seen}"
+    why = (f", as {name}" for name, other in misread(d) if other.report_bytes == size)
+    return f"expected {d.report_bytes} bytes ({expected}); seen {size} bytes, {seen}{next(why, '')}"
+
+
+def misread(d: BatchDescriptor) -> Iterator[tuple[str, BatchDescriptor]]:
+    """Yields what clients make of a descriptor if they mistake its ``layer`` or ``support``."""
+    changes: dict[str, dict[str, object]] = {"in a batch of all steps": {"layer": None}}
+    if d.support and d.layer:
+        stay = tuple(((x,),) * d.actions for x in range(d.states))
+        late = Support(d.support.start, (stay,) * d.layer + d.support.next[d.layer :])
+        name = f"if `start` had the states of step {d.layer} (5.4)"
+        changes |= {"without the support": {"support": None}, name: {"support": late}}
+    for name, members in changes.items():
+        other = BatchDescriptor.model_construct(**dict(d) | members)
+        with suppress(ValueError):  # such a support may lack successors
+            if other.layout.counters != d.layout.counters:
+                yield name, other
 
 
 def wrong_frames(d: BatchDescriptor, body: bytes, leases: Collection[str]) -> str:
@@ -226,11 +243,11 @@ def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
             why = "" if other.any() else "; all are zeros if a byte's lowest bit is the first"
             raise MistakeError("9", f"expected zeros after the last of {C} bits; seen a 1{why}")
         return counts
-    if symbols.max() <= C:
+    if (most := symbols.max()) <= C:
         return np.bincount(symbols.ravel(), minlength=C + 1)
     why = "; read as little-endian, all exist" * bool(d.symbols.read(plain[::-1]).max() <= C)
-    detail = f"expected big-endian indices up to {C}, the dummy's; seen {symbols.max()}"
-    raise MistakeError("7", detail + why)
+    why += "; is it a dummy? A dummy is C, not all ones (10)" * (most == 256**d.symbols.width - 1)
+    raise MistakeError("7", f"expected big-endian indices up to {C}, the dummy's; seen {most}{why}")
 
 
 def _unmask(keys: BatchKeys, opened: bytes) -> Ints:
@@ -318,9 +335,7 @@ def _explain(keys: BatchKeys, sealed: Sequence[bytes], *, outer: bool) -> str:
     whose += [("the batch's earlier key", keys.earlier)] * bool(keys.earlier)
     infos, first, gcm = list(_infos(keys, *labels)), sealed[0], hpke.AEAD.AES_128_GCM
     right, tag = infos[0][1], seals.TAG_BYTES
-    layouts = {
-        "the tag before the ciphertext": first[:32] + first[32 + tag :] + first[32 : 32 + tag]
-    }
+    layouts = {"the tag before the text": first[:32] + first[32 + tag :] + first[32 : 32 + tag]}
     layouts |= {"enc at the end": first[-KEY_BYTES:] + first[:-KEY_BYTES]}
     layouts |= {"the tag first": first[tag:] + first[:tag]}
     tries = [

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,18 @@ from scipy import special
 from riffle.common.mechanism.counters import Episode, Ints
 from riffle.common.mechanism.parameters import Flips, Noise
 from riffle.common.protocol.descriptor import BatchDescriptor
-from riffle.deploy.owner import MistakeError, Tries, open_report
+from riffle.deploy.owner import MistakeError, Tries, misread, open_report
 
 ERROR_RATE, TESTS = 1e-6, 4_000
 """A session has fewer than `TESTS` tests; each errs with probability at most `LEVEL`."""
 LEVEL = ERROR_RATE / TESTS
-HINTS = {
-    "without data": " (drawn exactly, without approximation? Do dummies fill unneeded slots, 7.4?)",
+HINTS = {  # what to look at if a test with this in its section and name fails
+    "7 noise of all": " (drawn exactly, not approximately? Do dummies fill unneeded slots, 7.4?)",
+    "8.2 noise of all": " (drawn exactly, not approximately? Is all noise sent, without 7.3?)",
+    "9 noise of all": " (is a bit inverted with probability f, not replaced by a coin? 9.2)",
     "above": " (drawn on its own, for each report?)",
     "each is 0": " (are ones flipped as well as zeros?)",
 }
-"""What to look at if a test fails, by a part of the test's name."""
 AXES = ("family", "h", "x", "a", "x'", "r")
 Floats = npt.NDArray[np.float64]
 
@@ -76,7 +77,7 @@ class Test:
             return None
         mean = float(self.law @ np.arange(self.law.size))
         detail = f"{self.name}: expected about {mean:.4g}, seen {self.observed}"
-        hints = [hint for part, hint in HINTS.items() if part in self.name]
+        hints = [hint for part, hint in HINTS.items() if part in f"{self.section} {self.name}"]
         return MistakeError(self.section, detail + "".join(hints[:1]))
 
 
@@ -169,16 +170,18 @@ class BatchLaw:
     def _certain(self, counts: Ints) -> Iterator[MistakeError]:
         """Yields mistakes that no random draw of a correct client can explain."""
         bits, most = noise_bits(self.descriptor)[0], int(counts[:, :-1].max())
-        lost = int((~self.matches(counts).any(axis=1)).sum())
+        lost, index = (~self.matches(counts).any(axis=1)).sum(), counts[:, :-1].max(axis=0).argmax()
+        others = misread(self.descriptor) if most > bits + 1 else ()
+        dummy = [f" ({index} is the dummy {name})" for name, d in others if d.layout.dummy == index]
         if lost and self.descriptor.trust != "local":
             detail = f"{lost} of {len(counts)} reports hold no episode of the batch's mixture"
             detail += f" at step {self.descriptor.layer}" * (self.descriptor.layer is not None)
-            yield MistakeError("5.3", f"{detail}{self._why_lost(counts)}")
+            yield MistakeError("5.3", f"{detail}{''.join(dummy) or self._why_lost(counts)}")
         elif most > bits + 1:
-            limit = f"expected at most {bits + 1} ones of a counter in a report, {bits} of noise"
-            seen = f"{most} of index {counts[:, :-1].max(axis=0).argmax()}"
-            why = f" (a dummy has index {counts.shape[1] - 1})"
-            yield MistakeError(self._section if bits else "10", f"{limit}; seen {seen}{why}")
+            detail = f"expected at most {bits + 1} ones of a counter in a report, {bits} of noise"
+            detail += f"; seen {most} of index {index}"
+            detail += "".join(dummy) or f" (a dummy has index {counts.shape[1] - 1})"
+            yield MistakeError(self._section if bits else "10", detail)
 
     @property
     def _section(self) -> str:
@@ -240,18 +243,19 @@ class BatchLaw:
     def _other_laws(self) -> Iterator[tuple[str, "BatchLaw"]]:
         """Yields laws of clients that use counters, policy row or transitions of a wrong step."""
         d = self.descriptor
-
-        def changed(**members: object) -> BatchLaw:
-            descriptor = BatchDescriptor.model_construct(**dict(d) | members)
-            return replace(self, descriptor=descriptor)
-
+        changed = partial(BatchDescriptor.model_construct, **dict(d))
         for h in range(d.horizon) if d.layer is not None and not d.support else ():
-            yield f"of step {h}", changed(layer=h)
+            yield f"of step {h}", replace(self, descriptor=changed(layer=h))
         for h in range(d.horizon):
             same = np.repeat(self.next_states[h : h + 1], d.horizon, axis=0)
             yield f"with the transitions of P[{h}] at every step", replace(self, next_states=same)
             rows = tuple((policy[h],) * d.horizon for policy in d.policies)
-            yield f"with row {h} of the policy at every step", changed(policies=rows)
+            by_row = replace(self, descriptor=changed(policies=rows))
+            yield f"with row {h} of the policy at every step", by_row
+        ways = tuple(product(*zip(*d.policies, strict=True)))
+        shares = (sum(d.weights) // len(ways),) * len(ways)
+        by_step = replace(self, descriptor=changed(policies=ways, weights=shares))
+        yield "with a policy drawn for each step", by_step
 
     def _noise_tests(self, counts: Ints) -> Iterator[Test]:
         """Yields tests of the noise in reports (n, C + 1), on counters that no episode raises."""
@@ -265,9 +269,8 @@ class BatchLaw:
         for axis, values in zip(AXES, self._coordinates[self._never].T, strict=True):
             for value in np.unique(values[values >= 0]):
                 groups[f"counters with {axis} = {value}"] = values == value
-        for name, group in groups.items():
-            ones = int(totals[group].sum())
-            yield test(f"noise of {name}", ones, binomial(N * int(group.sum()), p))
+        for name, g in groups.items():
+            yield test(f"noise of {name}", int(totals[g].sum()), binomial(N * int(g.sum()), p))
         law = binomial(size, (1 - p) ** N)
         yield test("counters that no report gave noise", int((totals == 0).sum()), law)
         law = np.diff(np.cumsum(binomial(N, p)) ** size, prepend=0)
@@ -384,10 +387,7 @@ class BatchLaw:
 def check_reports(
     law: BatchLaw, reports: Sequence[Tries], seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes in a batch.
-
-    ``seen`` has noise and ephemeral keys of earlier reports; ``pooled`` adds up tests over batches.
-    """
+    """Yields mistakes as `BatchLaw.mistakes` does. Here, ``seen`` has ephemeral keys, too."""
     opened, wrong = list[Ints](), Counter[tuple[str, str]]()
     for tries in reports:
         try:

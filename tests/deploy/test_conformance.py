@@ -30,15 +30,21 @@ from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
 
 LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS, *OTHERS = FAULTS
+WRITTEN = [Case(layer=1, support=True, fault=fault) for fault in OTHERS[-2:]]
 SMALL = Case(layer=1, support=True)
 WHOLE = Case()
 SUMS = Case(layer=1, aggregation="sums")
+SMALL_SUMS = replace(SUMS, support=True)
 CENTRAL = [Case(families, trust="central") for families in ("joint", "lean", "paper")]
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "digest without label": ([SMALL], "a digest without its label"),
     "descriptor written again": ([Case(fault=BLANKS)], "parsed and written again"),
+    "signatures of rewritten bytes": (
+        [SMALL, *WRITTEN],
+        "only those with blanks after commas: are",
+    ),
     "labels exchanged": ([SMALL], "the label b'riffle v1 message"),
     "label without zero byte": ([SMALL], "label without its final zero byte"),
     "no info": ([SMALL], "no label, no digest"),
@@ -66,6 +72,9 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "noise of half p": ([WHOLE], "noise of all counters"),
     "episode sent twice": ([WHOLE], "at most 2 ones"),
     "another policy": ([WHOLE], "hold no episode of the batch's mixture"),
+    "a policy for each step": ([WHOLE], "all hold one with a policy drawn for each step"),
+    "start at the counted step": ([SMALL], r"4 is the dummy if `start` had the states of step 1"),
+    "start at the step, sums": ([SMALL_SUMS], "4 words, as if `start` had the states of step 1"),
     "no episode": ([WHOLE], "hold no episode of the batch's mixture"),
     "weights of 31 bits": (CENTRAL, "seen 0; as of a client with policy 0 alone$"),
     "reward rounded": (CENTRAL, "as of a client with rounded rewards$"),
@@ -93,7 +102,7 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
         "after a lease for a stranger",
     ),
     "no report of a failed episode": ([SMALL], "even for a failed episode"),
-    "width of C - 1": ([Case(support=True, fault=FULL)], "messages of 50 bytes in a seal"),
+    "width of C - 1": ([Case(support=True, fault=FULL)], "seen 3723 bytes, messages of 49 bytes"),
     "redraws on a new key": ([Case(layer=1, support=True, fault=NEW_KEY)], "the same messages"),
     "old key again": ([Case(layer=1, support=True, fault=NEW_KEY)], "seen 0"),
     "one ephemeral key": ([SMALL], "a new ephemeral key in every seal"),

@@ -1,6 +1,7 @@
 """A small client with one switch for each mistake, for the tests of ``riffle conformance``."""
 
 import hashlib
+import hmac
 import json
 import os
 import time
@@ -15,11 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from riffle.common.mechanism import sums
-from riffle.common.mechanism.counters import CounterLayout, Episode, Ints
+from riffle.common.mechanism.counters import CounterLayout, Episode, Ints, Support
 from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.randomness import SystemRandomness, draw_counts, word
 from riffle.common.mechanism.workflow import encode
@@ -43,12 +43,6 @@ MDP = MDPDocument.model_validate_json(json.dumps(owner.environment())).mdp()
 RANDOM = SystemRandomness()
 
 
-def _hmac(key: bytes, data: bytes) -> bytes:
-    digest = HMAC(key, SHA256())
-    digest.update(data)
-    return digest.finalize()
-
-
 def seal(public: bytes, info: bytes, text: bytes, aad: bytes = b"", private: bytes = b"") -> bytes:
     """HPKE with everything that a client may get wrong as an argument."""
     if not aad and not private:
@@ -56,11 +50,11 @@ def seal(public: bytes, info: bytes, text: bytes, aad: bytes = b"", private: byt
     kem, suite = b"KEM\x00\x20", b"HPKE\x00\x20\x00\x01\x00\x01"
 
     def extract(name: bytes, salt: bytes, label: bytes, secret: bytes) -> bytes:
-        return _hmac(salt or bytes(32), b"HPKE-v1" + name + label + secret)
+        return hmac.digest(salt or bytes(32), b"HPKE-v1" + name + label + secret, "sha256")
 
     def expand(name: bytes, secret: bytes, label: bytes, info: bytes, size: int) -> bytes:
         text = size.to_bytes(2, "big") + b"HPKE-v1" + name + label + info
-        return _hmac(secret, text + b"\x01")[:size]
+        return hmac.digest(secret, text + b"\x01", "sha256")[:size]
 
     own = X25519PrivateKey.from_private_bytes(private or os.urandom(32))
     enc = own.public_key().public_bytes_raw()
@@ -136,6 +130,9 @@ class WrongClient:
                 return
         except ValueError:  # an envelope of the wrong form
             return
+        written = json.dumps(json.loads(signed.descriptor))
+        if self.mistake == "signatures of rewritten bytes" and written != signed.descriptor:
+            return
         descriptor, forgetful = json.loads(signed.descriptor), {"unchecked ", "unchecked time left"}
         end = time.time() + (descriptor.get("episode_seconds") or 0)
         if descriptor["expires_at"] <= end and self.mistake not in forgetful:
@@ -145,6 +142,9 @@ class WrongClient:
             leases = leases[1:]
         if leases:
             self._report(batch_id, signed, leases)
+
+    def _parse(self, signed: SignedDescriptor) -> BatchDescriptor:
+        return parse(signed.descriptor.encode()).descriptor
 
     def _signed(self, batch_id: str) -> SignedDescriptor:
         answer = self.http.get(f"/v1/batches/{batch_id}")
@@ -183,7 +183,7 @@ class WrongClient:
     def _report(
         self, batch_id: str, signed: SignedDescriptor, leases: list[dict[str, Any]]
     ) -> None:
-        d = parse(signed.descriptor.encode()).descriptor
+        d = self._parse(signed)
         plain = [self._encode(d, lease["slot"]) for lease in leases]
         finals = {"no retry", "every 404 is final"}
         for attempt in range(3):
@@ -248,6 +248,8 @@ class WrongClient:
             policy = mixture.pick(number)
         if self.mistake == "another policy":
             policy = 0 * policy
+        if self.mistake == "a policy for each step":
+            policy = np.array([mixture.pick(word(RANDOM))[h] for h in range(d.horizon)])
         low, high = d.reward_low, d.reward_high
         if self.mistake == "reward range ignored":
             low, high = 0.0, 1.0
@@ -267,6 +269,9 @@ class WrongClient:
         wrong = self.mistake
         if wrong == "step 0 for every step" and d.layer is not None:
             layout = CounterLayout(d.sizes, d.families, 0, d.support)
+        if wrong.startswith("start at the") and d.support:
+            support = Support(d.support.start, d.support.next[1:] + d.support.next[:1])
+            layout, episode = CounterLayout(d.sizes, d.families, 0, support), None
         if d.word_bits or not isinstance(noise, Noise):
             return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
         if wrong == "noise of half p":
@@ -340,13 +345,8 @@ class WrongClient:
         return hashlib.sha256(label + data).digest()
 
     def _seal(self, signed: SignedDescriptor, report: np.typing.NDArray[Any]) -> bytes:
-        context, wrong, digest = (
-            parse(signed.descriptor.encode()),
-            self.mistake,
-            self._digest(signed),
-        )
-        d, batch_key = context.descriptor, bytes.fromhex(signed.batch_key)
-        analyzer = bytes.fromhex(d.analyzer_key)
+        d, wrong, digest = self._parse(signed), self.mistake, self._digest(signed)
+        batch_key, analyzer = bytes.fromhex(signed.batch_key), bytes.fromhex(d.analyzer_key)
         inner, outer = LABEL_MESSAGE + digest, LABEL_REPORT + digest
         if wrong == "labels exchanged":
             inner, outer = LABEL_REPORT + digest, LABEL_MESSAGE + digest
@@ -361,9 +361,8 @@ class WrongClient:
         private = b"\x07" * 32 if wrong in {"one ephemeral key", "one key pair"} else b""
         if d.word_bits:
             vector = report.byteswap() if wrong == "words big-endian" else report
-            mask_info = (
-                LABEL_MESSAGE if wrong == "mask with another label" else LABEL_MASK
-            ) + digest
+            label = LABEL_MESSAGE if wrong == "mask with another label" else LABEL_MASK
+            mask_info = label + digest
             if wrong in {"mask without E", "mask key of 32 bytes", "mask reused"}:
                 return seal(batch_key, outer, self._mask(vector, analyzer, mask_info))
             masked = sums.mask(vector, private or os.urandom(32), analyzer, mask_info)
