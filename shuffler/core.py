@@ -235,7 +235,7 @@ class Shuffler:
         await self._store.write_for_good(lambda _: None)
 
     async def measure(self) -> list[CollectorRegistry]:
-        """Updates the gauges. Returns the registries, without that of a store out of reach."""
+        """Updates the gauges. Returns the registries, except the store's if it is out of reach."""
         try:
             await self.ready()
             self.metrics.requests.ready.set(1)

@@ -106,7 +106,7 @@ class DeploymentRecord:
 
 
 def executed_at_most(state: DeploymentState, n: int, reported: int) -> int:
-    """Returns an upper bound on a deployment's episodes. ``reported`` is the shuffler's number."""
+    """Returns an upper bound on a deployment's episodes. ``reported`` counts reports."""
     full = state in ("sealed", "counted", "rejected")
     return max(reported, n if full else 0)
 

@@ -351,7 +351,11 @@ def newton_step(
 
 @compiled
 def null_space(widths: Ints, W: int) -> Floats:
-    """Returns a matrix: ones in layers' blocks and on padding's diagonal, plus a small ridge."""
+    """Returns a matrix (n W, n W) that makes the Newton matrix regular; there are n inner layers.
+
+    A constant added to a layer's multipliers changes no flow, so each layer has a block of ones. A
+    state that only pads a layer to W states has a 1 on the diagonal. A small ridge is added.
+    """
     n = len(widths) - 2
     matrix = RIDGE * np.eye(n * W)
     for h in range(n):

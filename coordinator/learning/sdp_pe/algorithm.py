@@ -236,7 +236,7 @@ class SDPPE:
         return Fine(estimator.model(counts), counts, estimator, pi_ref)  # lines 5-9
 
     def _coverage_design(self, stage: Stage, crude: Crude) -> Design:
-        """Solves Eq. 4 of 000 without (h, x, a) that the fine batch would reach less than once."""
+        """Solves Eq. 4 of 000 for the (h, x, a) that `stage.fine` episodes reach at least once."""
         H = self.problem.sizes.H
         visits = [self._best_visits(crude.P, h, stage.fine) for h in range(H)]
         atoms = np.unique(np.concatenate(visits), axis=0)

@@ -43,7 +43,7 @@ class Constants:
     levels: `paper`: W holds the tuples with a count of at most `threshold_scale` (C_1) times E H^2
         iota. Eq. 7 has tolerance E/4. `noise`: W holds the tuples with a count of at most
         `threshold_scale` standard deviations of its noise. Eq. 7 has tolerance 0. If
-        `threshold_scale` is 0 and `crude_add_on` is above 0, W is empty.
+        `threshold_scale` is 0 and `crude_add_on` (see there) is above 0, W is empty.
     add_on: add E/2 to every visit count after Eq. 7, so that no count is underestimated.
     crude_add_on: add this number times sqrt(1 + v) to every crude tuple count, so that exploration
         goes to the unknown. v is the variance of the count's noise. Values are estimated without
@@ -61,10 +61,10 @@ class Constants:
     active_set: representation of the active policies: `enumerated`, `implicit`, or `auto`, which
         enumerates them if there are at most 2^24 (see `active`).
     radius_scale: factor of the radius; C of `paper`.
-    radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` draws models from
-        the counts. It is `radius_scale` times the (1 - delta / B)-quantile of the draws' gaps, for
-        B stages. A gap is the value that a model's best policy loses in another model (see
-        `estimation`).
+    radius: `paper` is line 9 of Algorithm 1 with C = `radius_scale`. `bootstrap` draws models
+        from the counts. A draw's gap is the larger of two losses of value: of the estimate's best
+        policy in the draw, and of the draw's best policy in the estimate. The radius is
+        `radius_scale` times the (1 - delta / B)-quantile of these gaps, for B stages.
     """
 
     name: str = "paper"
