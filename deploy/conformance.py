@@ -93,6 +93,8 @@ class Recorder:
                     return _as_json(await self._list(request))
                 if (offer := self._find(request.path_params["id"])) is None:
                     raise RemoteError("unknown-batch", "no batch has this id here")
+                if request.url.query:
+                    offer.note("13.1", "expected the same request; seen a redirection followed")
                 return handler(offer, request, await request.body())
             except RiffleError as error:
                 return problem_answer(request.scope, error)
@@ -115,8 +117,9 @@ class Recorder:
         self.changed_at = min(self.changed_at, time.monotonic())
         self.polls = self.polls + 1 if path.endswith("/batches") else 0
         expected = {"Accept-Encoding": ("13.1", "identity")}
-        if request.method == "POST" and not path.endswith("/reports"):
-            expected["Content-Type"] = ("13.2", "application/json")
+        if request.method == "POST":
+            kind = wire.OCTETS if path.endswith("/reports") else "application/json"
+            expected["Content-Type"] = ("13.2", kind)
         for name, (section, value) in expected.items():
             if (seen := headers.get(name, "none")).partition(";")[0] != value:
                 self._note(section, f"expected the header '{name}: {value}'; seen {seen}")
@@ -145,9 +148,7 @@ class Recorder:
         rows = tuple(wire.OpenBatch(batch_id=each, free_slots=REPORTS) for each in ids)
         return wire.OpenBatches(batches=rows, lease_seconds=LEASE_SECONDS)
 
-    def _descriptor(self, offer: Offer, request: Request, _: bytes) -> Response:
-        if request.url.query:
-            offer.note("13.1", "expected the same request again; seen a redirection followed")
+    def _descriptor(self, offer: Offer, _: Request, __: bytes) -> Response:
         if offer.fault == offers.AWAY:
             offer.fault = ""
             return PASSING[offers.MOVED]
@@ -192,6 +193,8 @@ class Recorder:
             return replace(held, user=user)
         if held or not person:
             seen = AGAIN if held else f"one that is not on it{self.owner.hiding_mistake(user)}"
+            if held and not any(held.lease in each.leases for each in self.offers.values()):
+                seen = "one again whose report was refused"
             offer.note("14", f"expected users of the list, each asked once; seen {seen}")
             return wire.Refusal(user, "user-unavailable")
         if offer.fault == offers.SHUT:
@@ -208,13 +211,9 @@ class Recorder:
 
     def _check_upload(self, offer: Offer, request: Request, body: bytes) -> None:
         """Checks headers and time of an upload. Raises RemoteError if it names an old batch key."""
-        used, again = request.headers.get(wire.BATCH_KEY_HEADER), "expected the same request again"
-        if request.url.query:
-            offer.note("13.1", f"{again}; seen a redirection followed")
+        used = request.headers.get(wire.BATCH_KEY_HEADER)
         if time.monotonic() < offer.busy_until and _is_repeated(offer, body):
-            offer.note("13.3", f"{again} only after Retry-After: 1; seen it before")
-        if request.headers.get("Content-Type") != wire.OCTETS:
-            offer.note("13.2", f"expected an upload with Content-Type {wire.OCTETS}")
+            offer.note("13.3", "expected the upload again only after Retry-After: 1; seen before")
         if used not in {key_id(key.public) for key in offer.keys}:
             why = self.owner.key_id_mistake([key.public for key in offer.keys], used or "")
             expected = f"expected the batch key's id in {wire.BATCH_KEY_HEADER}; seen"
@@ -340,16 +339,17 @@ def session(
             break
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
-        detail = "the client sent no request; did it end? client.log has its output"
-        raise LocalError("unavailable", detail)
+        raise LocalError("unavailable", "the client sent no request; did it end? See client.log")
     yield from (Finding(False, "all batches", *each.args) for each in recorder.faults.values())
+    unseen = [offer for offer in bad if math.isinf(offer.looked_at)]
+    if recorder.is_over() and (unseen or not all(offer.over for offer in good)):
+        yield Finding(False, "all batches", "2", "the client ended too early: see client.log")
     taken = {offer.case.fault for offer in good if offer.case and offer.leases}
     if taken and taken <= {offers.SPACED, offers.SORTED}:
         detail = f"expected every good batch to be taken; seen only those with {' or '.join(taken)}"
         yield Finding(False, "all batches", "4.1", f"{detail}: are bytes parsed and written again?")
     yield from (_refusal(offer) for offer in bad if offer.looked_at < math.inf)
-    seen: set[bytes] = set()
-    pooled: dict[str, Test] = {}
+    seen, pooled = set[bytes](), dict[str, Test]()
     is_stuck, untried = any(offer.mistakes for offer in good), []
     pairs = zip(cases, good, strict=True)
     for case, offer in sorted(pairs, key=lambda pair: pair[0].fault != offers.LARGE):
@@ -362,7 +362,7 @@ def session(
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
     wrong = [Finding(False, "all batches", *fault.args) for fault in pooled_faults(pooled)]
     yield from wrong or [Finding(True, "all batches", "6", "all draws are right")] * bool(pooled)
-    yield from (_refusal(offer) for offer in bad if math.isinf(offer.looked_at))
+    yield from map(_refusal, unseen)
     yield from (Finding(False, n, "13", "not tried: mistakes in other batches") for n in untried)
 
 

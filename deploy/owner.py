@@ -246,7 +246,7 @@ def _histogram(d: BatchDescriptor, plain: bytes) -> Ints:
     if (most := symbols.max()) <= C:
         return np.bincount(symbols.ravel(), minlength=C + 1)
     why = "; read as little-endian, all exist" * bool(d.symbols.read(plain[::-1]).max() <= C)
-    why += "; is it a dummy? A dummy is C, not all ones (10)" * (most == 256**d.symbols.width - 1)
+    why += "; is it a dummy? Not all ones, but C (10)" * bool(most == 256**d.symbols.width - 1)
     raise MistakeError("7", f"expected big-endian indices up to {C}, the dummy's; seen {most}{why}")
 
 

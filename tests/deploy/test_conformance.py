@@ -86,7 +86,10 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
         "its lease ends before an episode may",
     ),
     "redirection followed": ([Case(layer=1, support=True, fault=MOVED)], "a redirection followed"),
-    "refused user asked again": ([Case(layer=1, support=True, fault=REFUSED)], "each asked once"),
+    "refused user asked again": (
+        [Case(layer=1, support=True, fault=REFUSED), SMALL],
+        "one again whose report was refused",
+    ),
     "first pin only": ([Case(layer=1, support=True, fault=ROTATED)], "expected 40 reports"),
     "stream big-endian": ([SUMS], "a stream of big-endian words"),
     "lease ids in hexadecimal": ([SMALL], "seen 554 bytes"),
