@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import cache
 from http import HTTPStatus
 from itertools import count
 from pathlib import Path
@@ -79,17 +80,23 @@ def check_urls(name: str, text: str) -> tuple[str, ...]:
     return urls
 
 
-def server_verification(ca_file: Path | None) -> ssl.SSLContext | bool:
+def server_verification(ca_file: Path | None) -> ssl.SSLContext:
     """Returns httpx's ``verify`` for the CA in ``ca_file``. None stands for the usual CAs.
 
     Raises LocalError ``unavailable`` if the file cannot be used.
     """
     if ca_file is None:
-        return True
+        return _usual_authorities()
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # SSLError is an OSError
         raise LocalError("unavailable", f"cannot use CA file {ca_file}: {error}") from error
+
+
+@cache
+def _usual_authorities() -> ssl.SSLContext:
+    """Returns one context for all clients: to read the CAs takes longer than most requests."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 async def receive(

@@ -23,6 +23,7 @@ from riffle.common.mechanism.counters import CounterLayout, Episode, Ints, Suppo
 from riffle.common.mechanism.parameters import Guarantee, Noise
 from riffle.common.mechanism.randomness import SystemRandomness, draw_counts, word
 from riffle.common.mechanism.workflow import encode
+from riffle.common.process.endpoint import server_verification
 from riffle.common.protocol import hpke
 from riffle.common.protocol.descriptor import (
     LABEL_DIGEST,
@@ -40,7 +41,7 @@ from riffle.node_client.episode import run_episode
 from riffle.node_client.trust import Demands, accept
 
 MDP = MDPDocument.model_validate_json(json.dumps(owner.environment())).mdp()
-RANDOM = SystemRandomness()
+RANDOM, USUAL = SystemRandomness(), server_verification(None)
 
 
 def seal(public: bytes, info: bytes, text: bytes, aad: bytes = b"", private: bytes = b"") -> bytes:
@@ -86,7 +87,7 @@ class WrongClient:
         s, follows = self.settings, self.mistake == "redirection followed"
         base = s["shuffler_url"]
         self.http = httpx.Client(
-            base_url=base, headers=headers, timeout=9, follow_redirects=follows
+            base_url=base, headers=headers, timeout=9, follow_redirects=follows, verify=USUAL
         )
         pins = s["analyzer_keys"][: 1 if self.mistake == "first pin only" else None]
         self.demands = Demands(

@@ -17,6 +17,7 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI
 
+from riffle.common.process.endpoint import server_verification
 from riffle.common.process.workers import SPAWN
 from riffle.common.protocol.descriptor import Context, SignedDescriptor, parse
 from riffle.common.protocol.signatures import batch_id
@@ -113,7 +114,9 @@ class Network:
     ) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token or TOKENS[service]}"} | rest.pop("headers", {})
         url = f"{getattr(self, service)}/v1{path}"
-        return httpx.request(method, url, headers=headers, timeout=30, **rest)
+        return httpx.request(
+            method, url, headers=headers, timeout=30, verify=server_verification(None), **rest
+        )
 
     def ask(self, service: str, method: str, path: str, **rest: Any) -> Any:
         """The answer to a call that must succeed."""

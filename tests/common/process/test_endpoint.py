@@ -78,7 +78,11 @@ def test_a_private_ca_is_trusted_alone(tmp_path: Path) -> None:
     assert len(context.get_ca_certs()) == 1
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
-    assert server_verification(None) is True
+    usual = server_verification(None)
+    assert usual is server_verification(None)
+    assert len(usual.get_ca_certs()) > 1
+    assert usual.verify_mode is ssl.CERT_REQUIRED
+    assert usual.check_hostname
 
 
 @pytest.mark.parametrize("text", [None, "no certificate"])
