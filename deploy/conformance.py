@@ -93,7 +93,7 @@ class Recorder:
                     return _as_json(await self._list(request))
                 if (offer := self._find(request.path_params["id"])) is None:
                     raise RemoteError("unknown-batch", "no batch has this id here")
-                if request.url.query:
+                if request.url.query == "moved":
                     offer.note("13.1", "expected the same request; seen a redirection followed")
                 return handler(offer, request, await request.body())
             except RiffleError as error:
@@ -334,21 +334,20 @@ def session(
     while not recorder.is_over():
         now, looks = time.monotonic(), [o.looked_at for o in bad if o.looked_at < math.inf]
         is_quiet = recorder.polls > 1 and now > max(recorder.changed_at, *looks, 0.0) + grace
-        is_done = is_quiet and all(offer.over for offer in good)
-        if is_done or now > min(end, recorder.changed_at + idle):
+        if (is_quiet and all(o.over for o in good)) or now > min(end, recorder.changed_at + idle):
             break
         time.sleep(0.05)
     if math.isinf(recorder.changed_at):
         raise LocalError("unavailable", "the client sent no request; did it end? See client.log")
     yield from (Finding(False, "all batches", *each.args) for each in recorder.faults.values())
-    unseen = [offer for offer in bad if math.isinf(offer.looked_at)]
-    if recorder.is_over() and (unseen or not all(offer.over for offer in good)):
+    refusals = [*map(_refusal, bad)]
+    if recorder.is_over() and not all(offer.over for offer in good):
         yield Finding(False, "all batches", "2", "the client ended too early: see client.log")
-    taken = {offer.case.fault for offer in good if offer.case and offer.leases}
+    taken = {o.case.fault for o in good if o.case and (o.leases or math.isinf(o.looked_at))}
     if taken and taken <= {offers.SPACED, offers.SORTED}:
         detail = f"expected every good batch to be taken; seen only those with {' or '.join(taken)}"
         yield Finding(False, "all batches", "4.1", f"{detail}: are bytes parsed and written again?")
-    yield from (_refusal(offer) for offer in bad if offer.looked_at < math.inf)
+    yield from (each for each in refusals if each.section != "13.5")
     seen, pooled = set[bytes](), dict[str, Test]()
     is_stuck, untried = any(offer.mistakes for offer in good), []
     pairs = zip(cases, good, strict=True)
@@ -362,16 +361,17 @@ def session(
             yield Finding(True, case.name, "5", f"{len(offer.reported)} reports are right")
     wrong = [Finding(False, "all batches", *fault.args) for fault in pooled_faults(pooled)]
     yield from wrong or [Finding(True, "all batches", "6", "all draws are right")] * bool(pooled)
-    yield from map(_refusal, unseen)
+    yield from (each for each in refusals if each.section == "13.5")
     yield from (Finding(False, n, "13", "not tried: mistakes in other batches") for n in untried)
 
 
 def _refusal(offer: Offer) -> Finding:
-    step, unseen = f"check {offer.check}: {offer.fault}", "expected a request for its descriptor"
+    step = f"check {offer.check}: {offer.fault}"
+    for mistake in offer.mistakes.values():
+        return Finding(False, step, *mistake.args)
     if math.isinf(offer.looked_at):
-        return Finding(False, step, "13.5", f"{unseen}; seen none")
-    mistake = next(iter(offer.mistakes.values()), None)
-    return Finding(mistake is None, step, *(mistake.args if mistake else ("11", "refused")))
+        return Finding(False, step, "13.5", "expected a request for its descriptor; seen none")
+    return Finding(True, step, "11", "refused")
 
 
 def _examine(

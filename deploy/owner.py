@@ -193,7 +193,7 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
     whole, rest = divmod(size - seals.OVERHEAD, d.message_bytes)
     seen = "no whole number of messages" if rest else f"those of {whole} messages"
     each, more = divmod(size - seals.OVERHEAD, d.padding.messages)
-    if rest and not more:
+    if rest and not more and d.padding.messages > 1 and each > seals.OVERHEAD:
         seen = f"messages of {each} bytes (is an index as wide as the dummy needs? 4.6)"
     expected = f"{d.padding.messages} messages of {d.message_bytes} bytes in a seal of 48"
     expected += "; with dummies, see 10" * (d.trust == "central")
@@ -208,11 +208,11 @@ def wrong_size(d: BatchDescriptor, size: int) -> str:
 def misread(d: BatchDescriptor) -> Iterator[tuple[str, BatchDescriptor]]:
     """Yields what clients make of a descriptor if they mistake its ``layer`` or ``support``."""
     changes: dict[str, dict[str, object]] = {"in a batch of all steps": {"layer": None}}
+    changes["without the support"] = {"support": None}
     if d.support and d.layer:
         stay = tuple(((x,),) * d.actions for x in range(d.states))
         late = Support(d.support.start, (stay,) * d.layer + d.support.next[d.layer :])
-        name = f"if `start` had the states of step {d.layer} (5.4)"
-        changes |= {"without the support": {"support": None}, name: {"support": late}}
+        changes[f"if `start` had the states of step {d.layer} (5.4)"] = {"support": late}
     for name, members in changes.items():
         other = BatchDescriptor.model_construct(**dict(d) | members)
         with suppress(ValueError):  # such a support may lack successors

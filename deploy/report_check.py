@@ -387,7 +387,7 @@ class BatchLaw:
 def check_reports(
     law: BatchLaw, reports: Sequence[Tries], seen: set[bytes], pooled: dict[str, Test]
 ) -> Iterator[MistakeError]:
-    """Yields mistakes as `BatchLaw.mistakes` does. Here, ``seen`` has ephemeral keys, too."""
+    """Yields reports' mistakes or, if all open, the batch's. ``seen`` also has ephemeral keys."""
     opened, wrong = list[Ints](), Counter[tuple[str, str]]()
     for tries in reports:
         try:

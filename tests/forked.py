@@ -3,7 +3,9 @@
 A new interpreter imports FastAPI, SQLAlchemy and SciPy for a second before it serves, and the tests
 start about a hundred services. Here `multiprocessing` forks them from one process per test process.
 After the imports, all is as in `deploy.network.loopback`: each service is a process of its own with
-the same command, variables, files and signals. Tests of the command line start real interpreters.
+the same command, variables, files and signals. But its worker processes are forked from here, too:
+they are not its children, are not in its process group, and do not write to its log. With the
+variable SPAWN_WORKERS they are. Tests of the command line start real interpreters.
 """
 
 import multiprocessing
@@ -79,7 +81,8 @@ def _serve(role: str, environment: dict[str, str], log: Any, inherited: list[Any
     for file in inherited:
         file.detach()  # stays open as long as the process lives
     sys.argv = ["riffle", role]
-    _fork_workers()
+    if "SPAWN_WORKERS" not in environment:
+        _fork_workers()
     from riffle.deploy.cli.main import main
 
     main()

@@ -368,7 +368,7 @@ def serialize(descriptor: BatchDescriptor) -> bytes:
 
 
 def parse(data: bytes) -> Context:
-    """Parses a descriptor. Raises RemoteError ``too-large``, or ``malformed`` with a field name."""
+    """Parses a descriptor. Raises RemoteError ``too-large``, or ``malformed`` with the fault."""
     if len(data) > MAX_DESCRIPTOR_BYTES:
         raise RemoteError("too-large", f"a descriptor has at most {MAX_DESCRIPTOR_BYTES} bytes")
     try:

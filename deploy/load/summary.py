@@ -291,7 +291,7 @@ def _evidence(
 
 
 def _memory(samples: Sequence[Sample], name: str) -> dict[str, float | None]:
-    """Returns memory in MiB: last, largest, and growth a minute (None if samples are too few)."""
+    """Returns memory in MiB: last, largest, and growth a minute (None in short loads)."""
     points = [(sample.at, sample.use[name].rss / 2**20) for sample in samples if name in sample.use]
     settled = [point for point in points if point[0] >= SETTLED * points[-1][0]]
     growth = None

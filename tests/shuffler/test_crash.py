@@ -1,7 +1,8 @@
 """A process that dies between two steps: the next one on the same directory completes the work."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +286,12 @@ def test_no_leftover_of_an_erased_batch_opens(api: Api, *, erased: bool) -> None
     if erased:
         api.finish(batch)
     url = api.core._store.engine.url
-    files = [path for path in (api.directory / "data").rglob("*") if path.is_file()]
-    if "host" in url.query:  # the server's files, its log too, that were written meanwhile
-        server = (Path(str(url.query["host"])) / "data").rglob("*")
-        files += [p for p in server if p.is_file() and p.stat().st_mtime >= started - 1]
-    for path in files:
+    paths: Iterable[Path] = (api.directory / "data").rglob("*")
+    if "host" in url.query:  # the server's files, its log too
+        paths = chain(paths, (Path(str(url.query["host"])) / "data").rglob("*"))
+    for path in (path for path in paths if path.is_file()):
+        if path.stat().st_mtime < started - 1:
+            continue
         data = path.read_bytes()
         assert not any(message in data for message in sent)
         if path.suffix != ".secret":

@@ -114,7 +114,10 @@ def held_to(percent: float, group: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(PERCENT is None, reason="minutes; RIFFLE_SLOW_NODE=8 runs it")
-def test_a_node_with_a_share_of_a_core_asks_hardly_anybody_in_vain(tmp_path: Path) -> None:
+def test_a_node_with_a_share_of_a_core_asks_hardly_anybody_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPAWN_WORKERS", "1")  # so that they are in the node's process group
     chosen, n = preset("demo"), 600
     config = LoopbackConfig(tmp_path, chosen.spec.environment, chosen.environment, nodes=1)
     with (
