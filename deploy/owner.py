@@ -1,7 +1,6 @@
 """The owner of a client under test: environment, demands, people, and keys for the test alone.
 
-With the keys, `read_report` opens a client's report and names what is wrong with it.
-Section numbers are those of docs/protocol.md.
+With the keys, `read_report` opens a report, and names mistakes by section of docs/protocol.md.
 """
 
 import hashlib
@@ -84,9 +83,7 @@ class Owner:
             "users.json": json.dumps({NODE_ID: list(self.users)}),
             "users_key": self.users_key.hex(),
         }
-        own: dict[str, Any] = {
-            f"{name.partition('.')[0]}_file": str(folder / name) for name in files
-        }
+        own: dict[str, Any] = {f"{n.partition('.')[0]}_file": str(folder / n) for n in files}
         own["environment_parameters"] = {"path": own.pop("environment_file")}
         own |= {"shuffler_url": url, "shuffler_id": SHUFFLER_ID, "environment": ENVIRONMENT}
         own |= {"shuffler_key": public_key(self.shuffler).hex(), "node_token": self.token}
@@ -209,6 +206,9 @@ def misread(d: BatchDescriptor) -> Iterator[tuple[str, BatchDescriptor]]:
     """Yields what clients make of a descriptor if they mistake its ``layer`` or ``support``."""
     changes: dict[str, dict[str, object]] = {"in a batch of all steps": {"layer": None}}
     changes["without the support"] = {"support": None}
+    if d.support:
+        every = Support(tuple(range(d.states)), d.support.next)
+        changes["if states that cannot be reached had counters (5.4)"] = {"support": every}
     if d.support and d.layer:
         stay = tuple(((x,),) * d.actions for x in range(d.states))
         late = Support(d.support.start, (stay,) * d.layer + d.support.next[d.layer :])

@@ -171,7 +171,7 @@ class BatchLaw:
         """Yields mistakes that no random draw of a correct client can explain."""
         bits, most = noise_bits(self.descriptor)[0], int(counts[:, :-1].max())
         lost, index = (~self.matches(counts).any(axis=1)).sum(), counts[:, :-1].max(axis=0).argmax()
-        others = misread(self.descriptor) if most > bits + 1 else ()
+        others = misread(self.descriptor) if most > bits + 1 and not counts[:, -1].any() else ()
         dummy = [f" ({index} is the dummy {name})" for name, d in others if d.layout.dummy == index]
         if lost and self.descriptor.trust != "local":
             detail = f"{lost} of {len(counts)} reports hold no episode of the batch's mixture"
@@ -208,13 +208,13 @@ class BatchLaw:
 
     def _why_lost(self, counts: Ints) -> str:
         """Names a mistake that explains all reports, or the families or steps that are wrong."""
-        for name, place in self._other_orders():
-            if self.matches(counts[:, place]).any(axis=1).all():
-                return f"; all hold one {name}"
         for name, law in self._other_laws():
             with suppress(ValueError):  # such an episode may be outside the support
                 if law.matches(counts).any(axis=1).all():
                     return f"; all hold one {name}"
+        for name, place in self._other_orders():
+            if self.matches(counts[:, place]).any(axis=1).all():
+                return f"; all hold one {name}"
         (bits, p), (n, size) = noise_bits(self.descriptor), counts[:, :-1].shape
         own, noise, total = n * len(self.paths[0][0]), size * n * bits * p, counts[:, :-1].sum()
         if own > 8 * noise**0.5 and total < noise + own / 2:

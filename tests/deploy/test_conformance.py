@@ -73,6 +73,10 @@ MISTAKES: dict[str, tuple[Sequence[Case], str]] = {
     "episode sent twice": ([WHOLE], "at most 2 ones"),
     "another policy": ([WHOLE], "hold no episode of the batch's mixture"),
     "a policy for each step": ([WHOLE], "all hold one with a policy drawn for each step"),
+    "unreachable states counted": (
+        [Case(support=True, aggregation="sums")],
+        "120 words, as if states that cannot be reached had counters",
+    ),
     "start at the counted step": ([SMALL], r"4 is the dummy if `start` had the states of step 1"),
     "start at the step, sums": ([SMALL_SUMS], "4 words, as if `start` had the states of step 1"),
     "no episode": ([WHOLE], "hold no episode of the batch's mixture"),

@@ -245,8 +245,7 @@ class WrongClient:
             draw >>= 1
         policy = mixture.pick(draw)
         if self.mistake == "policy of a batch":
-            number = self.policies.setdefault(d.batch_id, draw)
-            policy = mixture.pick(number)
+            policy = mixture.pick(self.policies.setdefault(d.batch_id, draw))
         if self.mistake == "another policy":
             policy = 0 * policy
         if self.mistake == "a policy for each step":
@@ -260,9 +259,7 @@ class WrongClient:
             steps = zip(range(d.horizon), episode.states, episode.actions, strict=False)
             means = np.array([(MDP.r[h, x, a] - low) / (high - low) for h, x, a in steps])
             episode = replace(episode, rewards=np.rint(means).astype(np.int64))
-        if self.mistake == "no episode":
-            return None
-        return episode
+        return None if self.mistake == "no episode" else episode
 
     def _encode(self, d: BatchDescriptor, slot: int) -> np.typing.NDArray[np.integer[Any]]:
         """Returns a report's symbols, or its vector."""
@@ -273,6 +270,9 @@ class WrongClient:
         if wrong.startswith("start at the") and d.support:
             support = Support(d.support.start, d.support.next[1:] + d.support.next[:1])
             layout, episode = CounterLayout(d.sizes, d.families, 0, support), None
+        if wrong == "unreachable states counted" and d.support:
+            support = Support(tuple(range(d.states)), d.support.next)
+            layout = CounterLayout(d.sizes, d.families, d.layer, support)
         if d.word_bits or not isinstance(noise, Noise):
             return encode(layout, noise, d.padding, episode, RANDOM, d.word_bits)
         if wrong == "noise of half p":
