@@ -62,7 +62,7 @@ svg.key { width: 2rem; height: .6rem; margin: 0 .4rem 0 1rem; }
 th, td { padding: .2rem .35rem; } }
 td, code { white-space: nowrap; } code { font: inherit; } dt { opacity: .75; }
 dd { margin: 0 0 .6rem; } dl { border: 1px solid; border-radius: .6rem; padding: .8rem 1rem .3rem; }
-dd:first-of-type { font-size: 1.3rem; } dd:not(:nth-of-type(2)) { font-weight: 600; }
+dd:first-of-type { font-size: 1.3rem; } dd:nth-of-type(3n + 1) { font-weight: 600; }
 @media (min-width: 501px) { dl { display: grid; grid-template-columns: 6rem 1fr; } }
 """
 _HEAD = (
@@ -113,10 +113,11 @@ def certainty(summary: Summary) -> str:
     wrong = "; the trials disagree, for a lower rate did worse" if disagree else ""
     wrong += f"; other programs {_others(summary)}" if _others(summary) else ""
     wrong += "; it was interrupted" if summary.get("interrupted") else ""
-    if any(row["tries"] > 1 and row["result"] == "carried" for row in rows):
-        wrong += "; a rate was carried only at its second try"
+    twice = [rate for rate, row in steps.items() if row["tries"] > 1]
+    late = [rate for rate in twice if steps[rate]["result"] == "carried"]
+    wrong += f"; {' and '.join(late)} a second was carried only at the second try" * bool(late)
     what = "each rate" if rows else f"this rate ({summary['evidence']['started']} reports)"
-    again = "".join(f", {rate} a second twice" for rate, row in steps.items() if row["tries"] > 1)
+    again = f" ({' and '.join(twice)} a second twice)" * bool(twice)
     if _unfilled(summary):
         wrong += "; no batch filled at the carried rate, so the coordinator was not tried"
     grade = "not very sure" if wrong else "fairly sure"
