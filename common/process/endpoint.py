@@ -164,7 +164,8 @@ def read_answer(
 ) -> D:
     """Returns a peer's document of type ``kind`` if ``fits`` accepts the document.
 
-    A refusal raises the result of `read_refusal`; any other answer, LocalError ``unavailable``.
+    Raises the result of `read_refusal` for a refusal. Raises LocalError ``unavailable`` for any
+    other answer.
     """
     status = response.status_code
     if not response.is_success:

@@ -61,7 +61,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits a network under load, the stage that takes the most time, and the reason."""
+    """The limit of a network under load, the stage that takes the most time, and the reason."""
 
     limit: Limit
     stage: str

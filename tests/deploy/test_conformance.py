@@ -23,14 +23,14 @@ from riffle.common.protocol.descriptor import parse
 from riffle.common.protocol.errors import RemoteError
 from riffle.deploy import offers
 from riffle.deploy.conformance import Recorder, serving, session
-from riffle.deploy.offers import FAULTS, FULL, LARGE, SEVERAL, WIDE, Case, Offer, good_offer
+from riffle.deploy.offers import FAULTS, FULL, LARGE, SEVERAL, SORTED, SPACED, WIDE, Case, Offer
 from riffle.deploy.owner import Finding, Owner
 from riffle.node_client import trust
 from tests.deploy.cli.calls import riffle
 from tests.deploy.wrong_client import WrongClient
 
 LOST, BUSY, NEW_KEY, OVER, PROXY, STRANGER, MOVED, REFUSED, ROTATED, BLANKS, *OTHERS = FAULTS
-WRITTEN = [Case(layer=1, support=True, fault=fault) for fault in OTHERS[-2:]]
+WRITTEN = [Case(layer=1, support=True, fault=fault) for fault in (SPACED, SORTED)]
 SMALL = Case(layer=1, support=True)
 WHOLE = Case()
 SUMS = Case(layer=1, aggregation="sums")
@@ -284,7 +284,7 @@ def test_a_right_client_passes_every_kind_of_batch(tmp_path: Path) -> None:
 
 def test_a_good_batch_has_no_successors_of_states_that_cannot_be_reached() -> None:
     """A client that compares all lists with its environment's would refuse this batch."""
-    offer = good_offer(Case(support=True, fault=SEVERAL), Owner())
+    offer = offers.good_offer(Case(support=True, fault=SEVERAL), Owner())
     support = json.loads(offer.data)["support"]["next"]
     assert support[0][0] != [[], []]
     assert support[0][1] == [[], []]

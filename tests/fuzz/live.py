@@ -59,7 +59,7 @@ def serving(app: FastAPI) -> Iterator[str]:
 
 @dataclass
 class Batch:
-    """What a node knows of a batch."""
+    """A batch as a node knows it."""
 
     signed: SignedDescriptor
     context: Context = field(init=False)
@@ -89,7 +89,7 @@ class Batch:
 
 @dataclass
 class Clock:
-    """What the shuffler takes for the time: as many seconds ahead as a test says."""
+    """The shuffler's clock: as many seconds ahead as a test says."""
 
     ahead: float = 0.0
 
