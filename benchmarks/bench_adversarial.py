@@ -57,7 +57,7 @@ def figures_world(epsilon: float, adversary: Adversary) -> None:
 def _excess(epsilon: float, adversary: Adversary, estimator: Estimator, seed: int) -> float:
     result = run(
         Case(
-            "uob-lbps", 2_000, epsilon, 1e-5, "central", "correct", seed, adversary,
+            "uob-lbps", 2_000, epsilon, 1e-5, "central", "exact", seed, adversary,
             estimator=estimator,
         )
     )  # fmt: skip

@@ -7,7 +7,7 @@ from policies, not from played episodes.
 
 Privacy is `none`, `central` (JDP) or `local` (LDP). The calibration `paper` has the noise that
 paper 004 states, Lap(3H/epsilon) for each family. This noise does not give the stated epsilon
-(docs/corrections.md); `guarantee` returns the true epsilon. The calibration `correct` gives 2/3 of
+(docs/corrections.md); `guarantee` returns the true epsilon. The calibration `exact` gives 2/3 of
 (epsilon, beta) to the counts and 1/3 to the losses, each with the least noise for its sensitivity.
 
 Noise is seeded: this is a simulation of the mechanisms. Draws are keyed by (seed, purpose).
@@ -20,7 +20,7 @@ import time
 from dataclasses import fields
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,12 +37,13 @@ from riffle.coordinator.learning.privatizers import (
     AdditiveNoise,
     BinaryMechanism,
     LocalPrivatizer,
+    NoiseLevels,
     Sensitivity,
     noise_of_draw,
     paper_guarantee,
     tree_levels,
 )
-from riffle.experiments.adversaries import Calibration, Case, adversary_losses, world
+from riffle.experiments.adversaries import Case, adversary_losses, world
 from riffle.experiments.regret import Constant, SeedResult
 from riffle.node_client.environments.registry import FOLDER
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from riffle.coordinator.learning.adversarial.uc_o_reps import Constants
 
 CHECKPOINTS = 50
-COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `correct`
+COUNT_SHARE = 2 / 3  # of (epsilon, beta), under `exact`
 
 
 def run(case: Case) -> SeedResult:
@@ -164,13 +165,12 @@ def _noise(
     """Returns the noise for one release, or for each block of central running sums (`summed`)."""
     if case.privacy == "none":
         return NO_NOISE
-    name: Literal["paper", "tight"] = "paper"
     epsilon, beta = case.epsilon, case.beta
-    if case.calibration == "correct":
-        name, epsilon, beta = "tight", share * epsilon, share * beta
+    if case.calibration == "exact":
+        epsilon, beta = share * epsilon, share * beta
     depth = tree_levels(case.K - 1) if case.privacy == "central" and summed else 1
     return noise_of_draw(
-        name, sensitivity=sensitivity, H=H, depth=depth, epsilon=epsilon, beta=beta
+        case.calibration, sensitivity=sensitivity, H=H, depth=depth, epsilon=epsilon, beta=beta
     )
 
 
@@ -236,9 +236,9 @@ class Channel:
         return array
 
 
-def guarantee(full: bool, layers: Layers, calibration: Calibration, epsilon: float) -> float:
+def guarantee(full: bool, layers: Layers, calibration: NoiseLevels, epsilon: float) -> float:
     """Returns the epsilon that a calibration really gives if one user is replaced."""
-    if calibration == "correct":
+    if calibration == "exact":
         return epsilon
     total = Sensitivity.of_cells(2 * layers.H) + _loss_sensitivity(full, layers)
     return paper_guarantee(total, layers.H, epsilon)

@@ -13,13 +13,13 @@ from riffle.common.mechanism.randomness import generator_for
 from riffle.common.protocol.errors import LocalError
 from riffle.coordinator.learning.adversarial.layered import Layers, unroll
 from riffle.coordinator.learning.learner import BoolArray, FloatArray
+from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 from riffle.node_client.environments.tabular import layered_mdp
 
 Algorithm = Literal["uc-o-reps", "uob-lbps", "uniform"]
 Adversary = Literal["stochastic", "switching", "drifting", "rewards"]
 Privacy = Literal["none", "central", "local"]
-Calibration = Literal["paper", "correct"]
 Estimator = Literal["paper", "correct"]
 ALGORITHMS: tuple[Algorithm, ...] = ("uc-o-reps", "uob-lbps")
 UNIFORM: Algorithm = "uniform"
@@ -46,7 +46,7 @@ class Case:
     epsilon: float
     beta: float
     privacy: Privacy
-    calibration: Calibration
+    calibration: NoiseLevels
     seed: int
     adversary: Adversary = "switching"
     widths: tuple[int, ...] = WIDTHS

@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from riffle.common.accounting import CalibrationName
 from riffle.common.mechanism.counters import Ints
 from riffle.common.mechanism.randomness import generator_for
 from riffle.common.process.plugins import unknown_name
@@ -93,14 +93,14 @@ def run(
     epsilon: float = 1.0,
     beta: float = 1e-5,
     seed: int = 0,
-    calibration: NoiseLevels | Literal["conference"] = "tight",
+    calibration: CalibrationName = "exact",
     constants: str = "practical",
     options: Mapping[str, Option] | None = None,
     checkpoints: Sequence[int] | None = None,
 ) -> SeedResult:
     """Runs a learner (a key of `PER_EPISODE`) for K episodes.
 
-    `calibration` is `paper` (the papers' noise) or `tight` (the least noise with a proof).
+    `calibration` is `paper` (the papers' noise) or `exact` (the least noise with a proof).
     `constants` names a set of numbers (`practical`, `paper`). `options` replace fields of `Bonus`
     in this set.
 
@@ -129,7 +129,7 @@ def run(
 
 def checked(
     name: str,
-    calibration: NoiseLevels | Literal["conference"],
+    calibration: CalibrationName,
     constants: str,
     options: Mapping[str, Option],
 ) -> tuple[Bonus, NoiseLevels]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from riffle.common.accounting import CalibrationName
 from riffle.common.mechanism.parameters import Trust
 from riffle.common.process.plugins import unknown_name
 from riffle.common.process.tables import csv_text
@@ -30,13 +31,7 @@ from riffle.experiments.figures.write import seed_rows, table, write
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.presets import Preset, labelled
 from riffle.experiments.regret import METHOD, SeedResult, band, share, student_band
-from riffle.experiments.study import (
-    ADVERSARIAL,
-    CALIBRATIONS,
-    NOT_PRIVATE,
-    case_of,
-    check,
-)
+from riffle.experiments.study import ADVERSARIAL, NOT_PRIVATE, case_of, check
 from riffle.experiments.sweep import BETA, Backend, Rows, Run, compute, run_jobs
 from riffle.experiments.sweep import sweep as run_all
 from riffle.node_client.environments.tabular import Modelled
@@ -162,7 +157,7 @@ class Result:
         return {
             "learner": self.learner,
             "constants_set": spec.constants,
-            "calibration": CALIBRATIONS[spec.calibration],
+            "calibration": spec.calibration,
             "environment": spec.environment,
             **{name: getattr(spec, name) for name in ("episodes", "epsilon", "beta", "trust")},
             "families": last.constants.get("families", "not private"),
@@ -186,13 +181,12 @@ class Result:
     def _case(self) -> dict[str, Any]:
         case = case_of(self.chosen)
         mean, interval = band([result.regret for result in self.results])
-        recorded = ("epsilon", "beta", "privacy", "calibration")
         return {
             "learner": case.name,
             "environment": case.environment,
             "adversary": case.adversary,
             "episodes": case.K,
-            **{name: getattr(case, name) for name in recorded},
+            **{name: getattr(case, name) for name in ("epsilon", "beta", "privacy", "calibration")},
             "seeds": len(self.results),
             "regret_mean": mean,
             "regret_ci": interval,
@@ -234,16 +228,17 @@ def simulate(
     *,
     epsilon: float = 1.0,
     episodes: int = 10_000,
-    seeds: int = 10,
+    seeds: int | Sequence[int] = 10,
     beta: float = BETA,
     trust: Trust = "shuffle",
-    calibration: Literal["tight", "paper", "conference"] = "tight",
+    calibration: CalibrationName = "exact",
     constants: Literal["practical", "paper"] = "practical",
     workers: int | None = None,
 ) -> Result:
-    """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1.
+    """Simulates a learner in an environment, with seeds 0 to ``seeds`` - 1 or a list of seeds.
 
-    ``epsilon`` and ``beta`` are every user's guarantee. ``episodes`` is K, the number of users.
+    With the exact calibration, a private learner's whole run is (``epsilon``, ``beta``)-DP, for
+    replacing any one of the K = ``episodes`` users.
     ``workers`` processes run the seeds, by default one process for each core. With practical
     constants, the learner uses the structure that the environment declares. An environment without
     known probabilities is simulated user by user, and the results have no regret.
@@ -270,11 +265,11 @@ def simulate(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The results of a grid of runs, all at equal privacy."""
+    """The results of a grid of runs. Private runs of one epsilon and trust have equal privacy."""
 
     figure: Figure
     series: tuple[Series, ...]
-    seeds: int
+    seeds: Sequence[int]
 
     def __repr__(self) -> str:
         return self.table
@@ -312,7 +307,7 @@ def sweep(
     epsilon: float | Sequence[float] = 1.0,
     episodes: int | Sequence[int] = 10_000,
     trust: Trust | Sequence[Trust] = "shuffle",
-    seeds: int = 10,
+    seeds: int | Sequence[int] = 10,
     beta: float = BETA,
     out: str | Path | None = None,
     workers: int | None = None,
@@ -328,12 +323,13 @@ def sweep(
     in the table.
     """
     figure = grid(env, learner, epsilon, episodes, trust, beta)
-    jobs = [(run, seed) for run in figure.runs for seed in _seeds(seeds)]
+    chosen = _seeds(seeds)
+    jobs = [(run, seed) for run in figure.runs for seed in chosen]
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
     rows = Rows(None if out is None else Path(out) / "rows.jsonl")
     run_all(jobs, rows, Backend(workers or os.cpu_count() or 1, address), lambda _: None)
-    result = Sweep(figure, gather(figure, rows, seeds), seeds)
+    result = Sweep(figure, gather(figure, rows, chosen), chosen)
     if out is not None:
         result.save(out)
     return result
@@ -389,11 +385,15 @@ def grid(
     return Figure(SWEEP, f"{', '.join(worlds)}: regret", kind, tuple(curves), note)
 
 
-def _seeds(number: int) -> range:
-    """Returns seeds 0 to ``number`` - 1. Raises ValueError if ``number`` is not a positive int."""
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f"seeds is a number of runs, at least 1, not {number!r}")
-    return range(number)
+def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
+    """Returns seeds 0 to ``seeds`` - 1, or those in a list. Raises ValueError for anything else."""
+    if isinstance(seeds, int) and seeds > 0:
+        return range(seeds)
+    chosen = _several(seeds) if not isinstance(seeds, int) else ()
+    if {isinstance(s, int) and s >= 0 for s in chosen} == {True} and len({*chosen}) == len(chosen):
+        return chosen
+    text = "seeds is a number of runs, at least 1, or a list of different seeds, at least 0"
+    raise ValueError(f"{text}; not {seeds!r}")
 
 
 def _several(value: Any) -> tuple[Any, ...]:  # noqa: ANN401

@@ -7,7 +7,7 @@ paper 004 run through `adversarial`.
 
 import time
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -22,7 +22,6 @@ from riffle.coordinator.batches.issue import calibrated
 from riffle.coordinator.learners.registry import refusal, sdp_pe_in
 from riffle.coordinator.learning.learner import Deployment, Learner, LearnerError
 from riffle.coordinator.learning.planning import Model, plan
-from riffle.coordinator.learning.privatizers import NoiseLevels
 from riffle.coordinator.specs import MANUAL, RunSpec
 from riffle.experiments import adversarial, per_episode
 from riffle.experiments.adversaries import ALGORITHMS, LAYERED, UNIFORM, WIDTHS, Case
@@ -40,12 +39,6 @@ from riffle.experiments.simulator import Calibrate, Mechanism, Run, simulate
 from riffle.node_client.environments.registry import exact_mdp
 from riffle.node_client.environments.tabular import TabularMDP
 
-# The least noise that is proved private is "exact" in a spec and "tight" in simulations.
-CALIBRATIONS: dict[str, NoiseLevels | Literal["conference"]] = {
-    "exact": "tight",
-    "paper": "paper",
-    "conference": "conference",
-}
 ADVERSARIAL = frozenset({*ALGORITHMS, UNIFORM})
 NOT_PRIVATE = frozenset({"ucbvi", "pe", UNIFORM})
 CASE_OPTIONS = ("adversary", "privacy", "scale", "eta", "estimator")  # of paper 004's learners
@@ -70,7 +63,7 @@ def run_seed(chosen: Preset, seed: int) -> SeedResult:
             epsilon=spec.epsilon,
             beta=spec.beta,
             seed=spec.seed + seed,
-            calibration=CALIBRATIONS[spec.calibration],
+            calibration=spec.calibration,
             constants=spec.constants,
             options=spec.options,
         )
@@ -97,7 +90,7 @@ def check(chosen: Preset) -> None:
         case_of(chosen)
     elif name in PER_EPISODE:
         spec = chosen.spec
-        per_episode.checked(name, CALIBRATIONS[spec.calibration], spec.constants, spec.options)
+        per_episode.checked(name, spec.calibration, spec.constants, spec.options)
     else:
         try:
             registry.build(chosen.spec)
@@ -165,7 +158,7 @@ def _recorded(spec: RunSpec) -> dict[str, Constant]:
     known["support"] = "none" if spec.support is None else "declared"
     if spec.learner in NOT_PRIVATE:
         return known
-    known["calibration"] = CALIBRATIONS[spec.calibration]
+    known["calibration"] = spec.calibration
     return known | {"epsilon": spec.epsilon, "beta": spec.beta}
 
 
@@ -190,7 +183,7 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
     spec, layered = chosen.spec, chosen.spec.environment == LAYERED
     for name in sorted(spec.options.keys() - set(CASE_OPTIONS)):
         raise LocalError("invalid-spec", unknown_name("option", name, CASE_OPTIONS))
-    if CALIBRATIONS[spec.calibration] == "conference":
+    if spec.calibration == "conference":
         text = f"calibration 'conference' (003) is not for {spec.learner}"
         raise LocalError("invalid-spec", text)
     if not layered:
@@ -206,7 +199,7 @@ def case_of(chosen: Preset, seed: int = 0) -> Case:
         "epsilon": spec.epsilon,
         "beta": spec.beta,
         "privacy": "central",
-        "calibration": "correct" if spec.calibration == "exact" else "paper",
+        "calibration": spec.calibration,
         "environment": spec.environment,
         **world,
         "seed": spec.seed + seed,

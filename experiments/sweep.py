@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from riffle.common.accounting import CalibrationName
 from riffle.common.mechanism.parameters import Trust
 from riffle.common.process.plugins import (
     Constructor,
@@ -61,7 +62,7 @@ class Run:
     parameters: Parameters
     K: int
     epsilon: float | None
-    calibration: str = "tight"
+    calibration: CalibrationName = "exact"
     constants: str = "practical"
     options: Parameters = ()
     beta: float = BETA
@@ -100,7 +101,6 @@ class Run:
         parameters, options = dict(self.parameters), dict(self.options)
         if self.learner in ADVERSARIAL:  # LayeredMDP-v0 takes the adversary as a parameter, too
             options |= {name: parameters.pop(name) for name in CASE_OPTIONS if name in parameters}
-        exact = self.calibration in {"tight", "correct"}
         return customize(
             preset("riverswim"),
             self.learner,
@@ -112,7 +112,7 @@ class Run:
                 "epsilon": self.epsilon,
                 "beta": self.beta,
                 "trust": self.trust,
-                "calibration": "exact" if exact else self.calibration,
+                "calibration": self.calibration,
                 "constants": self.constants,
                 "dishonest_fraction": 0.0,
                 "max_messages": MAX_MESSAGES,  # no report is sent, so its length does not matter

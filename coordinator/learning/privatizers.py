@@ -8,7 +8,7 @@ draws of `noise`. The noise has mean zero, and a known bound (`AdditiveNoise.dev
 4 of 000, Assumption 2.3 of 004).
 
 There are two calibrations. `paper` is the papers' Laplace noise, taken literally; `paper_guarantee`
-is the epsilon that this noise really gives. `tight` is the least noise with a proof of (epsilon,
+is the epsilon that this noise really gives. `exact` is the least noise with a proof of (epsilon,
 beta)-DP: Laplace for few counters, Gaussian for many. Two populations are neighbours if
 one user is replaced by another. Replacing a user lowers one entry and raises another, each by at
 most one, in every counter family at every step.
@@ -54,7 +54,7 @@ from riffle.common.accounting import gaussian_variance
 from riffle.coordinator.learning.learner import FloatArray, LearnerError
 
 NoiseKind = Literal["none", "laplace", "gaussian"]
-NoiseLevels = Literal["paper", "tight"]
+NoiseLevels = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ of paper 000 (`postprocess`) turns noisy counts into P~, r~, N~. There are two s
 named as in `privatizers`:
 
 - `paper`: three families (transitions, visits, rewards) with the papers' Laplace noise.
-- `tight`: two families (transitions and rewards; visits are sums).
+- `exact`: two families (transitions and rewards; visits are sums).
 
 A bonus is called `paper` or `practical`:
 
@@ -52,7 +52,7 @@ from riffle.coordinator.learning import privatizers
 
 BonusName = Literal["paper", "practical"]
 Trust = Literal["central", "local"]
-FAMILIES: dict[privatizers.NoiseLevels, Families] = {"paper": "paper", "tight": "lean"}
+FAMILIES: dict[privatizers.NoiseLevels, Families] = {"paper": "paper", "exact": "lean"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def sweep_command(
     force: Annotated[bool, typer.Option("--force", help="compute again and overwrite")] = False,
     output: Output = "text",
 ) -> None:
-    """Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.
+    """Simulate a grid of learners, environments, epsilons, K and trust models.
 
     Give the grid by options (all but --beta can be repeated), or name a figure of the papers. The
     results are CSV, PNG, SVG, a Markdown table with bands, and a manifest. Finished results are not
@@ -110,7 +110,7 @@ def sweep_command(
     if name is not None and given:
         raise ValueError(f"--{given[0]} is for a grid of your own; {name} has its own")
     chosen = (grid.figure(),) if name is None else select_figures(name, quick=quick)
-    order = Order(chosen, count, out, Backend(workers or os.cpu_count() or 1, dask), force)
+    order = Order(chosen, range(count), out, Backend(workers or os.cpu_count() or 1, dask), force)
     with interrupt_on_termination(), lock_folder(out), steps("runs") as shown:
 
         def begin(total: int) -> None:

@@ -35,7 +35,7 @@ COMMANDS = {
     "simulate": ("simulate", "Simulate a run over several seeds and report exact regret."),
     "sweep": (
         "experiments",
-        "Simulate a grid of learners, environments, epsilons, K and trust models at equal privacy.",
+        "Simulate a grid of learners, environments, epsilons, K and trust models.",
     ),
     "account": ("account", "Compute the noise for a guarantee, or the guarantee of given noise."),
     "budget": ("account", "Show what people have spent of their lifetime limits."),

@@ -165,8 +165,8 @@ class SimulationOptions:
     """The options of a simulation."""
 
     calibration: Annotated[
-        Literal["tight", "paper", "conference"] | None,
-        typer.Option(help="noise: tight (the least proved), paper, or conference (of paper 003)"),
+        Literal["exact", "paper", "conference"] | None,
+        typer.Option(help="noise: exact (the least proved), paper, or conference (of paper 003)"),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, help="independent runs")] = 10
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 2

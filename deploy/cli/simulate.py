@@ -68,7 +68,7 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
     from riffle.experiments.adversaries import ALGORITHMS
     from riffle.experiments.per_episode import PER_EPISODE
     from riffle.experiments.research import Result
-    from riffle.experiments.study import CALIBRATIONS, check, run_seed
+    from riffle.experiments.study import check, run_seed
     from riffle.node_client.environments.registry import exact_mdp
 
     learner, compiled = options.learner, {*PER_EPISODE, *ALGORITHMS}  # numba compiles their loops
@@ -79,14 +79,12 @@ def simulate(options: RunOptions, how: SimulationOptions, *, preset_given: bool)
             raise ValueError(f"--{name} is for --per-user")
     if learner in ALGORITHMS:
         options = _adversarial(options, preset_given=preset_given)
-    in_specs = {name: in_spec for in_spec, name in CALIBRATIONS.items()}
-    calibration = None if how.calibration is None else in_specs[how.calibration]
     if not how.per_user and options.dishonest_fraction is None:
         options = replace(options, dishonest_fraction=0.0)
     # The papers' first batches are so small that a report has more messages than a live run allows.
     most = MAX_MESSAGES if options.constants == "paper" and not how.per_user else None
     chosen = options.apply(
-        calibration=calibration, run_id=how.run_id, test_seed=how.test_seed, max_messages=most
+        calibration=how.calibration, run_id=how.run_id, test_seed=how.test_seed, max_messages=most
     )
     if learner in PER_EPISODE:
         if options.families is not None:

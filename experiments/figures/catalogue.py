@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from riffle.common.accounting import CalibrationName
 from riffle.experiments.per_episode import PER_EPISODE
 from riffle.experiments.study import NOT_PRIVATE
 from riffle.experiments.sweep import Parameters, Run
@@ -52,7 +53,7 @@ class Line:
     label: str
     learner: str
     colour: int
-    calibration: str = "tight"
+    calibration: CalibrationName = "exact"
     constants: str = "practical"
     options: Parameters = ()
     dashes: str = "-"
@@ -98,6 +99,7 @@ class Figure:
 
 RIVERSWIM = ("RiverSwim-v0", (("states", 4), ("horizon", 6)))
 BANDIT = ("Bandit-v0", (("actions", 20), ("sigma", 0.1)))
+CALIBRATIONS: tuple[CalibrationName, ...] = ("exact", "paper")
 ADVERSARIES = ("stochastic", "switching", "drifting")
 LAYERED = {
     adversary: (
@@ -111,9 +113,9 @@ SDP_PE = Line("SDP-PE", "sdp-pe", 3)
 LINES = (
     Line("UCBVI, not private", "ucbvi", 7),
     Line("PE, not private", "pe", 2),
-    Line("UCBVI-JDP, tight", "ucbvi-jdp", 0),
+    Line("UCBVI-JDP", "ucbvi-jdp", 0),
     Line("UCBVI-JDP, papers' noise", "ucbvi-jdp", 0, "paper", dashes="--"),
-    Line("UCBVI-LDP, tight", "ucbvi-ldp", 1),
+    Line("UCBVI-LDP", "ucbvi-ldp", 1),
     Line("UCBVI-LDP, papers' noise", "ucbvi-ldp", 1, "paper", dashes="--"),
     SDP_PE,
     replace(SDP_PE, label="SDP-PE, papers' noise", calibration="paper", dashes="--"),
@@ -131,7 +133,7 @@ HOMOGENEOUS = replace(
     SDP_PE, label="SDP-PE, told that steps are alike", colour=6, options=(("homogeneous", True),)
 )
 RIVERSWIM_LINES = (*LINES, HOMOGENEOUS)
-UNIFORM = Line("uniform play", "uniform", 5, "correct", options=(("privacy", "none"),), dashes="-.")
+UNIFORM = Line("uniform play", "uniform", 5, options=(("privacy", "none"),), dashes="-.")
 BEYOND = (LINES[1], SDP_PE, HOMOGENEOUS)  # the lines with points above LARGE_K
 
 
@@ -140,7 +142,7 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
     models = (("none", "not private", 7), ("central", "JDP", 0), ("local", "LDP", 1))
     lines = [
         Line(
-            label if privacy == "none" else f"{label}, {calibration} noise",
+            f"{label}, papers' noise" if calibration == "paper" else label,
             learner,
             colour,
             calibration,
@@ -148,12 +150,11 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
             dashes="--" if calibration == "paper" else "-",
         )
         for privacy, label, colour in models
-        for calibration in (("correct",) if privacy == "none" else ("correct", "paper"))
+        for calibration in CALIBRATIONS[: 1 if privacy == "none" else 2]
     ]
     if learner == "uob-lbps":
         literal = (("privacy", "central"), ("estimator", "paper"))
-        label = "JDP, correct noise, literal Eq. 4.1"
-        lines.append(Line(label, learner, 3, "correct", options=literal, dashes=":"))
+        lines.append(Line("JDP, literal Eq. 4.1", learner, 3, options=literal, dashes=":"))
     return (*lines, UNIFORM)
 
 
@@ -242,13 +243,13 @@ def _of_004(K: int, large_K: int) -> Iterable[Figure]:
         "adversarial-large",
         f"004, UC-O-REPS: {world}, K = {large_K:,}, epsilon = 1, means of losses fixed",
         "time",
-        _single(_correct("uc-o-reps"), LAYERED["stochastic"], large_K, 1.0),
+        _single(_with_exact_noise("uc-o-reps"), LAYERED["stochastic"], large_K, 1.0),
         NOTE_FULL,
     )
 
 
 def _each_adversary(learner: str, K: int) -> tuple[Curve, ...]:
-    lines = _correct(learner)
+    lines = _with_exact_noise(learner)
     return tuple(
         replace(curve, line=replace(line, label=f"{line.label}; {panel}", panel=panel))
         for panel in ADVERSARIES
@@ -256,5 +257,5 @@ def _each_adversary(learner: str, K: int) -> tuple[Curve, ...]:
     )
 
 
-def _correct(learner: str) -> tuple[Line, ...]:
-    return tuple(line for line in adversarial_lines(learner) if line.calibration == "correct")
+def _with_exact_noise(learner: str) -> tuple[Line, ...]:
+    return tuple(line for line in adversarial_lines(learner) if line.calibration == "exact")

@@ -76,12 +76,12 @@ class Series:
         return tuple(point for point in self.points if point.rows)
 
 
-def gather(figure: Figure, rows: Rows, seeds: int) -> tuple[Series, ...]:
+def gather(figure: Figure, rows: Rows, seeds: Sequence[int]) -> tuple[Series, ...]:
     """Returns the series of a figure, in the order of its curves."""
     return tuple(_series(figure, curve, rows, seeds) for curve in figure.curves)
 
 
-def _series(figure: Figure, curve: Curve, rows: Rows, seeds: int) -> Series:
+def _series(figure: Figure, curve: Curve, rows: Rows, seeds: Sequence[int]) -> Series:
     points = tuple(_point(x, run, rows, seeds) for x, run in zip(curve.x, curve.runs, strict=True))
     computed = [point for point in points if point.rows]
     x = np.array([point.x for point in computed])
@@ -98,12 +98,12 @@ def _series(figure: Figure, curve: Curve, rows: Rows, seeds: int) -> Series:
     return Series(curve.line, x, band, points, constants, tuple(missing), ceiling)
 
 
-def _point(x: float, run: Run, rows: Rows, seeds: int) -> Point:
+def _point(x: float, run: Run, rows: Rows, seeds: Sequence[int]) -> Point:
     key = run.key
-    known = [row for seed in range(seeds) if (row := rows.get((key, seed))) is not None]
+    known = [row for seed in seeds if (row := rows.get((key, seed))) is not None]
     results = tuple(row.result for row in known if row.result is not None)
     reasons = Counter(row.reason for row in known if row.reason is not None)
-    texts = [f"{x:,.10g}: {n} of {seeds} seeds: {reason}" for reason, n in reasons.items()]
+    texts = [f"{x:,.10g}: {n} of {len(seeds)} seeds: {reason}" for reason, n in reasons.items()]
     return Point(x, run, results, "; ".join(texts))
 
 
@@ -142,7 +142,7 @@ NEXT_LINE = 1.3  # names beside points are at regrets that differ by at least th
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
 
 
-def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> None:
+def draw(figure: Figure, series: Sequence[Series], seeds: Sequence[int], stem: Path) -> None:
     """Writes stem.png and stem.svg. Equal arguments give identical files."""
     import matplotlib as mpl  # noqa: PLC0415  (half a second, and only here)
 
@@ -152,7 +152,7 @@ def draw(figure: Figure, series: Sequence[Series], seeds: int, stem: Path) -> No
         canvas.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
 
 
-def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
+def canvas_of(figure: Figure, series: Sequence[Series], seeds: Sequence[int]) -> Canvas:
     """Returns the drawn figure. Panels of one environment share an axis of regret."""
     import matplotlib as mpl  # noqa: PLC0415
     from matplotlib.figure import Figure as Blank  # noqa: PLC0415
@@ -169,7 +169,7 @@ def canvas_of(figure: Figure, series: Sequence[Series], seeds: int) -> Canvas:
                 _draw_curve(axes, figure, curve, MARKERS[number % len(MARKERS)])
             _draw_ceilings(axes, figure, curves)
             _label(axes, figure, panel, known=any(curve.computed for curve in curves))
-        note = f"{seeds} seeds; band: {METHOD}" if seeds > 1 else "1 seed, so no band"
+        note = f"{len(seeds)} seeds; band: {METHOD}" if len(seeds) > 1 else "1 seed, so no band"
         canvas.suptitle(f"{figure.title}\n{note}", fontsize=9)
         every[0].set_ylabel("cumulative regret")
         if figure.kind == "switches":

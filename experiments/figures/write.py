@@ -26,7 +26,11 @@ PACKAGES = ("riffle-rl", "numpy", "scipy", "numba", "joblib", "matplotlib")
 
 
 def write(
-    figure: Figure, series: Sequence[Series], seeds: int, folder: Path, about: dict[str, Any]
+    figure: Figure,
+    series: Sequence[Series],
+    seeds: Sequence[int],
+    folder: Path,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """Writes all files of a figure. Returns its manifest, to which `about` is added."""
     stem = folder / figure.name
@@ -45,13 +49,13 @@ def write(
     return document
 
 
-def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, Any]:
+def manifest(figure: Figure, series: Sequence[Series], seeds: Sequence[int]) -> dict[str, Any]:
     """Returns what reproduces the numbers: versions, runs, constants, and the missing points."""
     return {
         "figure": figure.name,
         "title": figure.title,
         "note": figure.note,
-        "seeds": list(range(seeds)),
+        "seeds": list(seeds),
         "bands": METHOD,
         "regret": "exact pseudo-regret; no reward was read",
         "code": code_digest(),
@@ -71,9 +75,9 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: int) -> dict[str, 
     }
 
 
-def table(figure: Figure, series: Sequence[Series], seeds: int) -> str:
+def table(figure: Figure, series: Sequence[Series], seeds: Sequence[int]) -> str:
     """Returns Markdown: final regret at every x, all constants, and reasons for missing results."""
-    over = f"mean over {seeds} seeds and its band ({METHOD})" if seeds > 1 else "of one seed"
+    over = f"mean over {len(seeds)} seeds and its band ({METHOD})" if seeds[1:] else "of one seed"
     constants = [
         [
             c.line.label,
@@ -159,10 +163,10 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Figures to make, their folder and seeds 0..seeds-1. `force` makes finished figures again."""
+    """Figures to make, their seeds and folder. `force` makes finished figures again."""
 
     figures: tuple[Figure, ...]
-    seeds: int
+    seeds: Sequence[int]
     folder: Path
     backend: Backend
     force: bool = False
@@ -171,7 +175,7 @@ class Order:
     def jobs(self) -> list[Job]:
         """Every (run, seed) once, even if several figures share the run."""
         runs = dict.fromkeys(run for figure in self.figures for run in figure.runs)
-        return [(run, seed) for run in runs for seed in range(self.seeds)]
+        return [(run, seed) for run in runs for seed in self.seeds]
 
 
 def select_figures(name: str, *, quick: bool) -> tuple[Figure, ...]:

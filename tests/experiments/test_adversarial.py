@@ -83,7 +83,7 @@ def test_regret_of_an_episode_falls(name: Algorithm) -> None:
 @pytest.mark.parametrize("privacy", ["central", "local"])
 def test_privacy_costs_regret(privacy: Privacy) -> None:
     def mean(kind: Privacy) -> float:
-        case = partial(Case, "uc-o-reps", 400, 1.0, BETA, kind, "correct", adversary="stochastic")
+        case = partial(Case, "uc-o-reps", 400, 1.0, BETA, kind, "exact", adversary="stochastic")
         return float(np.mean([run(case(seed=seed)).regret for seed in range(4)]))
 
     assert mean("none") < 0.8 * mean(privacy)
@@ -96,13 +96,13 @@ def test_learning_beats_chance() -> None:
 
 def test_little_privacy_is_as_good_as_none() -> None:
     loose = run(Case("uc-o-reps", 200, 1e7, BETA, "central", "paper", 2, widths=SMALL))
-    none = run(Case("uc-o-reps", 200, 1.0, BETA, "none", "correct", 2, widths=SMALL))
+    none = run(Case("uc-o-reps", 200, 1.0, BETA, "none", "exact", 2, widths=SMALL))
     assert loose.regret == pytest.approx(none.regret, rel=0.02, abs=0.2)
 
 
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
 @pytest.mark.parametrize("privacy", ["none", "central", "local"])
-@pytest.mark.parametrize("calibration", ["paper", "correct"])
+@pytest.mark.parametrize("calibration", ["paper", "exact"])
 def test_every_combination_runs_and_reproduces(name: str, privacy: str, calibration: str) -> None:
     case = Case(name, 16, 1.0, BETA, privacy, calibration, 7, adversary="drifting", widths=SMALL)  # type: ignore[arg-type]
     first, again = run(case), run(case)
@@ -116,7 +116,7 @@ def test_the_papers_calibration_states_its_real_epsilon() -> None:
     layers = Layers((1, 3, 3, 3, 1), 2)  # H = 4, XA = 20 pairs
     assert guarantee(False, layers, "paper", 1.0) == pytest.approx(2.0)
     assert guarantee(True, layers, "paper", 1.0) == pytest.approx((4 * 4 + 20) / 12)
-    assert guarantee(True, layers, "correct", 1.0) == 1.0
+    assert guarantee(True, layers, "exact", 1.0) == 1.0
     result = run(Case("uc-o-reps", 4, 1.0, BETA, "none", "paper", 0))
     assert result.constants["epsilon_given"] == math.inf
 
@@ -137,7 +137,7 @@ def test_losses_are_oblivious_and_in_range(adversary: Adversary) -> None:
     assert losses.min() >= 0
     assert losses.max() <= 1
     assert not losses[:, ~layers.pairs].any()
-    other = replace(case, name="uob-lbps", privacy="local", calibration="correct", epsilon=0.1)
+    other = replace(case, name="uob-lbps", privacy="local", calibration="exact", epsilon=0.1)
     np.testing.assert_array_equal(adversary_losses(other, here), losses)
     another_seed = replace(case, seed=2)
     assert (adversary_losses(another_seed, here) != losses).any()
@@ -279,11 +279,11 @@ def test_an_episode_equals_the_oracles_draw_by_draw(case: int) -> None:
 @pytest.mark.parametrize("name", ["uc-o-reps", "uob-lbps"])
 def test_a_run_equals_the_oracles_run(name: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums are taken in another order, so the two agree to rounding."""
-    compiled = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
+    compiled = run(Case(name, 100, 1.0, 1e-5, "central", "exact", 3))
     monkeypatch.setattr(uc_o_reps, "ftrl_step", omd_oracle.ftrl_step)
     monkeypatch.setattr(uc_o_reps, "confidence_set", confidence_oracle.confidence_set)
     monkeypatch.setattr(uob_lbps, "log_barrier_step", log_barrier_oracle.log_barrier_step)
     monkeypatch.setattr(uob_lbps, "upper_occupancy", confidence_oracle.upper_occupancy)
     monkeypatch.setattr(adversarial, "play", oracle_play)
-    plain = run(Case(name, 100, 1.0, 1e-5, "central", "correct", 3))
+    plain = run(Case(name, 100, 1.0, 1e-5, "central", "exact", 3))
     np.testing.assert_allclose(compiled.cumulative, plain.cumulative, atol=1e-6)

@@ -31,7 +31,7 @@ WORLDS = {"riverswim": riverswim(), "random": random_mdp(Sizes(5, 3, 4), 1)}
 
 @compiled
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("levels", ["paper", "tight"])
+@pytest.mark.parametrize("levels", ["paper", "exact"])
 @pytest.mark.parametrize("bonus", BONUSES)
 @pytest.mark.parametrize("name", PER_EPISODE)
 def test_the_compiled_loops_equal_the_oracle_draw_by_draw(
@@ -70,18 +70,18 @@ def mean_regret(name: str, levels: NoiseLevels, K: int = 20_000) -> float:
 def test_regret_on_riverswim_is_in_its_known_ranges() -> None:
     ceiling = optimal_value(riverswim()) * 20_000
     # Ranges hold the values of independent implementations (means of a few seeds).
-    assert mean_regret("ucbvi", "tight") < 400
-    assert 5_000 < mean_regret("ucbvi-jdp", "tight") < 7_500
+    assert mean_regret("ucbvi", "exact") < 400
+    assert 5_000 < mean_regret("ucbvi-jdp", "exact") < 7_500
     assert 8_000 < mean_regret("ucbvi-jdp", "paper") < ceiling
     assert 8_000 < mean_regret("ucbvi-ldp", "paper") < ceiling
-    assert 8_000 < mean_regret("ucbvi-ldp", "tight") < ceiling
+    assert 8_000 < mean_regret("ucbvi-ldp", "exact") < ceiling
 
 
 @compiled
 def test_regret_stops_growing_without_privacy_and_slows_down_under_joint_dp() -> None:
-    free = riverswim_run("ucbvi", "tight", 200_000, 0)
+    free = riverswim_run("ucbvi", "exact", 200_000, 0)
     assert free.regret < 1.3 * free.cumulative[9] + 50
-    jdp = riverswim_run("ucbvi-jdp", "tight", 200_000, 0)
+    jdp = riverswim_run("ucbvi-jdp", "exact", 200_000, 0)
     assert jdp.regret < 3 * jdp.cumulative[9]
 
 
@@ -116,7 +116,7 @@ def test_runs_repeat_by_seed_and_print_their_constants() -> None:
         "seed": 8,
         "epsilon": 1.0,
         "beta": 1e-5,
-        "calibration": "tight",
+        "calibration": "exact",
         "families": "lean",
         "noise": "gaussian",
         "noise_parameter": 0,
@@ -174,5 +174,5 @@ def test_the_oracles_episodes_follow_the_mdp() -> None:
 
 
 def test_the_oracle_of_a_setting_has_its_number_of_episodes() -> None:
-    setting = Setting("ucbvi-ldp", riverswim(), 40, 1.0, 1e-5, 0, "tight", Bonus())
+    setting = Setting("ucbvi-ldp", riverswim(), 40, 1.0, 1e-5, 0, "exact", Bonus())
     assert learner_of(setting).K == 40

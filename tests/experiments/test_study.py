@@ -6,12 +6,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from riffle.common.accounting import CalibrationName
 from riffle.coordinator.learners.registry import Registry
 from riffle.coordinator.specs import RunSpec
 from riffle.experiments.presets import Preset
 from riffle.experiments.regret import SeedResult, band, share
 from riffle.experiments.research import Result
-from riffle.experiments.study import CALIBRATIONS, optimal_survives, run_seed
+from riffle.experiments.study import optimal_survives, run_seed
 from riffle.experiments.sweep import Backend, Run, compute, run_jobs
 from riffle.node_client.environments.registry import Parameter, exact_mdp, make
 
@@ -43,12 +44,12 @@ def spec(learner: str, calibration: str = "exact") -> RunSpec:
 
 @pytest.mark.parametrize("calibration", ["exact", "paper"])
 @pytest.mark.parametrize("learner", ["pe", "sdp-pe", "sdp-pe-conference", "ucbvi", "ucbvi-jdp"])
-def test_a_study_is_the_run_that_figures_show(learner: str, calibration: str) -> None:
+def test_a_study_is_the_run_that_figures_show(learner: str, calibration: CalibrationName) -> None:
     if calibration == "paper" and learner.startswith("sdp-pe"):
         pytest.skip("the papers' noise refuses batches this small")
     here = result_of(spec(learner, calibration), 3)
     world = tuple(RIVERSWIM.items())
-    run = Run(learner, "RiverSwim-v0", world, K, 1.0, str(CALIBRATIONS[calibration]))
+    run = Run(learner, "RiverSwim-v0", world, K, 1.0, calibration)
     assert replace(here, seconds=0.0) == replace(compute(run, 3), seconds=0.0)
 
 

@@ -177,7 +177,7 @@ def test_a_sweep_interrupted_twice_and_resumed_on_a_cluster_gives_the_same_files
     learners = ["pe", "ucbvi-shuffle", f"{ROOT}/examples/own_learner.py:ExploreThenCommit"]
     river = ("RiverSwim-v0", {"horizon": 3})
     figure = grid({"river": river, "desk": DESK}, learners, [1.0, 4.0], 400, "shuffle")
-    whole = Order((figure,), 2, tmp_path / "whole", HERE)
+    whole = Order((figure,), range(2), tmp_path / "whole", HERE)
     make(whole, ignore, ignore)
     parts = replace(whole, folder=tmp_path / "parts")
     for _ in range(2):

@@ -29,7 +29,7 @@ def regret(
 ) -> tuple[float, float]:
     """The regret an episode of UOB-LBPS, and of uniform play."""
     case = Case(
-        "uob-lbps", K, epsilon, 1e-5, privacy, "correct", seed, widths=(1, 1), estimator=estimator
+        "uob-lbps", K, epsilon, 1e-5, privacy, "exact", seed, widths=(1, 1), estimator=estimator
     )
     drawn = losses(K, seed)
     policies, _ = learn(case, LAYERS, P, drawn)

@@ -134,10 +134,10 @@ def test_the_variants_noises_have_one_law() -> None:
         assert stats.ks_2samp(noises[0], later).pvalue > 1e-4
 
 
-def test_calibrations_are_the_papers_and_the_tight_one() -> None:
+def test_calibrations_are_the_papers_and_the_exact_one() -> None:
     sensitivity = Sensitivity.of_cells(18)
     depth = tree_levels(19_999)
-    paper, tight = (
+    paper, exact = (
         noise_of_draw(name, sensitivity=sensitivity, H=6, depth=depth, epsilon=1.0, beta=1e-5)
         for name in get_args(NoiseLevels)
     )
@@ -145,8 +145,8 @@ def test_calibrations_are_the_papers_and_the_tight_one() -> None:
     assert paper_guarantee(sensitivity, 6, 1.0) == 2.0
     full_information = Sensitivity.of_cells(12) + Sensitivity.of_losses(20)
     assert paper_guarantee(full_information, 6, 1.0) == pytest.approx(44 / 18)
-    assert tight.kind == "gaussian"
-    assert tight.variance < paper.variance / 10
+    assert exact.kind == "gaussian"
+    assert exact.variance < paper.variance / 10
 
 
 def test_two_neighbouring_streams_differ_in_their_sums_by_their_difference() -> None:

@@ -13,7 +13,7 @@ import sys
 sys.modules["numba"] = None
 from riffle.experiments.adversarial import run
 from riffle.experiments.adversaries import Case
-print(run(Case({name!r}, 20, 1.0, 1e-5, "central", "correct", 3)).regret)
+print(run(Case({name!r}, 20, 1.0, 1e-5, "central", "exact", 3)).regret)
 """
 
 
@@ -21,5 +21,5 @@ print(run(Case({name!r}, 20, 1.0, 1e-5, "central", "correct", 3)).regret)
 def test_a_run_without_numba_has_the_same_regret(name: Algorithm) -> None:
     command = [sys.executable, "-P", "-W", "error", "-c", WITHOUT_NUMBA.format(name=name)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    expected = run(Case(name, 20, 1.0, 1e-5, "central", "correct", 3)).regret
+    expected = run(Case(name, 20, 1.0, 1e-5, "central", "exact", 3)).regret
     assert float(printed) == pytest.approx(expected, abs=1e-9)

@@ -43,19 +43,19 @@ def test_released_sums_are_not_overwritten_later() -> None:
     assert first.tolist() == [1.0]
 
 
-def test_calibrations_are_the_papers_and_the_tight_one() -> None:
+def test_calibrations_are_the_papers_and_the_exact_one() -> None:
     common = partial(noise_of_draw, depth=1, epsilon=1.0, beta=1e-5)
     three, two = Sensitivity.of_cells(18), Sensitivity.of_cells(12)
     assert common("paper", sensitivity=three, H=6).scale == 18.0
-    tight = common("tight", sensitivity=two, H=6)
-    assert (tight.kind, round(tight.variance)) == ("gaussian", 334)
-    bandit = common("tight", sensitivity=Sensitivity.of_cells(2), H=1)
+    exact = common("exact", sensitivity=two, H=6)
+    assert (exact.kind, round(exact.variance)) == ("gaussian", 334)
+    bandit = common("exact", sensitivity=Sensitivity.of_cells(2), H=1)
     assert (bandit.kind, bandit.scale) == ("laplace", 4.0)
 
 
 def test_laplace_messages_keep_the_likelihood_ratio_within_epsilon() -> None:
     sensitivity = Sensitivity.of_cells(1)
-    noise = noise_of_draw("tight", sensitivity=sensitivity, H=1, depth=1, epsilon=0.7, beta=1e-9)
+    noise = noise_of_draw("exact", sensitivity=sensitivity, H=1, depth=1, epsilon=0.7, beta=1e-9)
     message = np.linspace(-60, 60, 1001)[:, None] + np.zeros(2)
     law = stats.laplace(scale=noise.scale)
     one, other = np.array([1.0, 0.0]), np.array([0.0, 1.0])

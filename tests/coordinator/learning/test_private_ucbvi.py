@@ -41,7 +41,7 @@ def episodes(number: int, seed: int) -> list[Episode]:
 
 
 @pytest.mark.parametrize("trust", ["central", "local"])
-@pytest.mark.parametrize("levels", ["paper", "tight"])
+@pytest.mark.parametrize("levels", ["paper", "exact"])
 def test_without_noise_it_is_UCBVI(trust: Trust, levels: NoiseLevels) -> None:
     K = 12
     layout = layout_of(SIZES, levels)
@@ -56,7 +56,7 @@ def test_without_noise_it_is_UCBVI(trust: Trust, levels: NoiseLevels) -> None:
 
 
 def test_the_last_users_episode_is_not_added() -> None:
-    layout = layout_of(SIZES, "tight")
+    layout = layout_of(SIZES, "exact")
     privatizer = BinaryMechanism(2, (layout.counters,), NO_NOISE, np.random.default_rng(0))
     learner = PrivateUCBVI(SIZES, 3, layout, privatizer)
     for one in episodes(3, seed=5):
@@ -68,8 +68,8 @@ def test_noise_levels_follow_the_documents_or_the_sensitivity() -> None:
     sizes, K = Sizes(X=4, A=2, H=6), 20_000
     assert noise_of("central", "paper", sizes, K, 1.0, 1e-5).scale == 3 * 6 * 15
     assert noise_of("local", "paper", sizes, K, 1.0, 1e-5).scale == 18
-    central = noise_of("central", "tight", sizes, K, 1.0, 1e-5)
-    local = noise_of("local", "tight", sizes, K, 1.0, 1e-5)
+    central = noise_of("central", "exact", sizes, K, 1.0, 1e-5)
+    local = noise_of("local", "exact", sizes, K, 1.0, 1e-5)
     # Replacing one user moves 24 cells (2 families, 6 steps, up and down); 15 levels of blocks.
     assert local.variance / 24 == pytest.approx(13.92, abs=0.01)
     assert central.variance == pytest.approx(15 * local.variance)
@@ -77,7 +77,7 @@ def test_noise_levels_follow_the_documents_or_the_sensitivity() -> None:
 
 def test_the_layouts_of_the_two_calibrations() -> None:
     assert layout_of(SIZES, "paper") == CounterLayout(SIZES, "paper")
-    assert layout_of(SIZES, "tight") == CounterLayout(SIZES, "lean")
+    assert layout_of(SIZES, "exact") == CounterLayout(SIZES, "lean")
 
 
 def private(bonus: Bonus, noise: AdditiveNoise = NO_NOISE) -> PrivateUCBVI:

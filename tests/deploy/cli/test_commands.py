@@ -230,14 +230,14 @@ def test_simulate_reports_the_documented_keys() -> None:
     ["sdp-pe-conference", "pe", "ucbvi", "ucbvi-jdp", "ucbvi-ldp", "ucbvi-shuffle"],
 )
 def test_simulate_any_learner(learner: str) -> None:
-    result = riffle("simulate", "--learner", learner, "--calibration", "tight", "--episodes",
+    result = riffle("simulate", "--learner", learner, "--calibration", "exact", "--episodes",
                     "1000", "--seeds", "2", "--workers", "1", "--horizon", "3", "--format",
                     "json")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     answer = json.loads(result.stdout)
     assert {"regret_mean", "regret_ci", "policy_switches", "seconds"} <= answer.keys()
     assert answer["learner"] == learner
-    assert answer["calibration"] == "tight"
+    assert answer["calibration"] == "exact"
     assert 0 <= answer["regret_mean"] <= answer["regret_ceiling"]
 
 

@@ -77,13 +77,13 @@ def test_all_omits_only_figures_whose_note_says_so() -> None:
 
 
 def test_adversaries_are_compared_on_equal_terms() -> None:
-    """Each adversary, correct noise and uniform play; runs shared with the other figure."""
+    """Each adversary, exact noise and uniform play; runs shared with the other figure."""
     for name, lines in (("full", 4), ("bandit", 5)):
         runs = FIGURES[f"adversaries-{name}"].runs
         assert {dict(run.parameters)["adversary"] for run in runs} == {*ADVERSARIES}
         assert {*ADVERSARIES} < {*get_args(Adversary)}
         assert len(runs) == 3 * lines
-        assert {run.calibration for run in runs} == {"correct"}
+        assert {run.calibration for run in runs} == {"exact"}
         assert len({*runs} & {*FIGURES[f"adversarial-{name}"].runs}) == lines
 
 

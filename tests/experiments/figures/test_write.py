@@ -52,7 +52,7 @@ def test_all_files_are_there(folder: Path) -> None:
 
 
 def test_the_bands_are_those_of_the_seeds(folder: Path) -> None:
-    label = "UCBVI-JDP, tight"
+    label = "UCBVI-JDP"
     totals = [float(r["regret"]) for r in rows(folder / "small-seeds.csv") if r["curve"] == label]
     last = [r for r in rows(folder / "small.csv") if r["curve"] == label][-1]
     assert float(last["x"]) == 300
@@ -131,7 +131,7 @@ def test_constants_that_differ_between_points_are_listed_in_their_order() -> Non
 
 def example_figure(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ...]]:
     """Two curves at two points; the second lacks one seed at one of them."""
-    lines = [LINE["UCBVI-JDP, tight"], LINE["SDP-PE"]]
+    lines = [LINE["UCBVI-JDP"], LINE["SDP-PE"]]
     curves = tuple(
         Curve(line, (run_of(line, 0.5), run_of(line, 2.0)), (0.5, 2.0), ((9.0, "too slow"),))
         for line in lines
@@ -148,24 +148,24 @@ def example_figure(tmp_path: Path, kind: Kind) -> tuple[Figure, tuple[Series, ..
                     row = Row(run.key, seed, "code", "no")
                 store.append(row)
     figure = Figure("made-up", "Made up", kind, curves)
-    return figure, gather(figure, store, 2)
+    return figure, gather(figure, store, range(2))
 
 
 @pytest.mark.parametrize("kind", ["epsilon", "episodes", "switches"])
 def test_every_kind_of_figure_is_drawn(tmp_path: Path, kind: Kind) -> None:
     figure, series = example_figure(tmp_path, kind)
-    draw(figure, series, 2, tmp_path / "drawn")
+    draw(figure, series, range(2), tmp_path / "drawn")
     first = (tmp_path / "drawn.svg").read_bytes()
     assert all(legend_label(curve).encode() in first for curve in series)
-    draw(figure, series, 2, tmp_path / "drawn")
+    draw(figure, series, range(2), tmp_path / "drawn")
     assert (tmp_path / "drawn.svg").read_bytes() == first
 
 
 def test_switches_without_results_are_drawn_and_the_caption_says_so(tmp_path: Path) -> None:
     line = LINE["SDP-PE"]
     figure = Figure("empty", "Empty", "switches", (Curve(line, (run_of(line),), (1.0,)),))
-    series = gather(figure, Rows(tmp_path / "rows.jsonl"), 2)
-    draw(figure, series, 2, tmp_path / "empty")
+    series = gather(figure, Rows(tmp_path / "rows.jsonl"), range(2))
+    draw(figure, series, range(2), tmp_path / "empty")
     assert "SDP-PE (not computed, see the table)." in caption(figure, series)
 
 
@@ -175,7 +175,7 @@ def test_panels_share_a_legend_and_a_caption(tmp_path: Path) -> None:
         replace(curve, line=replace(curve.line, label=f"mine; {name}", panel=name))
         for curve, name in zip(series, ("left", "right"), strict=True)
     )
-    draw(figure, panels, 2, tmp_path / "panels")
+    draw(figure, panels, range(2), tmp_path / "panels")
     drawn = (tmp_path / "panels.svg").read_text()
     assert all(text in drawn for text in ("<!-- left -->", "<!-- right -->", "<!-- mine -->"))
     assert "mine; left" not in drawn
@@ -189,13 +189,13 @@ def test_the_caption_says_once_what_curves_share(tmp_path: Path) -> None:
     )
     figure = replace(figure, note="A note.")
     assert caption(figure, (one, other)) == (
-        "A note.\nEvery curve that has them: eta=0.1. UCBVI-JDP, tight: scale=1. SDP-PE: scale=2."
+        "A note.\nEvery curve that has them: eta=0.1. UCBVI-JDP: scale=1. SDP-PE: scale=2."
     )
 
 
 def test_a_table_counts_seeds_and_names_absent_points(tmp_path: Path) -> None:
     figure, series = example_figure(tmp_path, "epsilon")
-    text = table(figure, series, 2)
+    text = table(figure, series, range(2))
     assert "| SDP-PE | 20 [14, 27] | 20 | 100 / 101 | 100% |" in text
     assert "| SDP-PE | 2: 1 of 2 seeds: no |" in text
     assert "| SDP-PE | 9: too slow |" in text

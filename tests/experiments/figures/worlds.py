@@ -10,7 +10,7 @@ from riffle.experiments.sweep import Backend, Run
 K = 300
 HERE = Backend(workers=1)
 LINE = {line.label: line for line in LINES}
-SHOWN = ("UCBVI, not private", "UCBVI-JDP, tight", "PE, not private", "SDP-PE, papers' noise")
+SHOWN = ("UCBVI, not private", "UCBVI-JDP", "PE, not private", "SDP-PE, papers' noise")
 
 
 def run_of(line: Line, epsilon: float = 1.0) -> Run:
@@ -23,7 +23,7 @@ def small_figure(name: str = "small") -> Figure:
 
 
 def order(folder: Path, figure: Figure | None = None, *, seeds: int = 2) -> Order:
-    return Order((figure or small_figure(),), seeds, folder, HERE)
+    return Order((figure or small_figure(),), range(seeds), folder, HERE)
 
 
 def forced(order: Order) -> Order:
