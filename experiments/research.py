@@ -265,7 +265,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep:
-    """The results of a grid of runs. Private runs of one epsilon and trust have equal privacy."""
+    """The results of a grid of runs. Private runs have one beta; their trust models may differ."""
 
     figure: Figure
     series: tuple[Series, ...]
@@ -387,13 +387,13 @@ def grid(
 
 def _seeds(seeds: int | Sequence[int]) -> Sequence[int]:
     """Returns seeds 0 to ``seeds`` - 1, or those in a list. Raises ValueError for anything else."""
-    if isinstance(seeds, int) and seeds > 0:
-        return range(seeds)
-    chosen = _several(seeds) if not isinstance(seeds, int) else ()
-    if {isinstance(s, int) and s >= 0 for s in chosen} == {True} and len({*chosen}) == len(chosen):
-        return chosen
-    text = "seeds is a number of runs, at least 1, or a list of different seeds, at least 0"
-    raise ValueError(f"{text}; not {seeds!r}")
+    given = np.asarray(seeds)
+    if given.dtype.kind in "iu" and given.size > 0:  # integers
+        if given.ndim == 0 and given > 0:
+            return range(int(given))
+        if given.ndim == 1 and given.min() >= 0 and np.unique(given).size == given.size:
+            return [int(seed) for seed in given]
+    raise ValueError(f"seeds is a number of runs, at least 1, or different seeds, not {seeds!r}")
 
 
 def _several(value: Any) -> tuple[Any, ...]:  # noqa: ANN401

@@ -150,7 +150,7 @@ def adversarial_lines(learner: str) -> tuple[Line, ...]:
             dashes="--" if calibration == "paper" else "-",
         )
         for privacy, label, colour in models
-        for calibration in CALIBRATIONS[: 1 if privacy == "none" else 2]
+        for calibration in (CALIBRATIONS[:1] if privacy == "none" else CALIBRATIONS)
     ]
     if learner == "uob-lbps":
         literal = (("privacy", "central"), ("estimator", "paper"))

@@ -77,7 +77,8 @@ def manifest(figure: Figure, series: Sequence[Series], seeds: Sequence[int]) -> 
 
 def table(figure: Figure, series: Sequence[Series], seeds: Sequence[int]) -> str:
     """Returns Markdown: final regret at every x, all constants, and reasons for missing results."""
-    over = f"mean over {len(seeds)} seeds and its band ({METHOD})" if seeds[1:] else "of one seed"
+    n = len(seeds)
+    over = f"mean over {n} seeds and its band ({METHOD})" if n > 1 else "of one seed"
     constants = [
         [
             c.line.label,

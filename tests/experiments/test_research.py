@@ -327,14 +327,16 @@ def test_a_sweep_refuses_an_environment_without_regret() -> None:
 
 def test_given_seeds_are_the_same_runs_as_counted_seeds(tmp_path: Path) -> None:
     one = riffle.simulate(shop(), Explore, episodes=500, seeds=4).per_seed
-    assert riffle.simulate(shop(), Explore, episodes=500, seeds=range(2, 4)).per_seed == one[2:]
+    last: Any = np.arange(2, 4)
+    assert riffle.simulate(shop(), Explore, episodes=500, seeds=last).per_seed == one[2:]
+    riffle.sweep(shop(), Explore, episodes=500, seeds=1, out=tmp_path)
     sweep = riffle.sweep(shop(), Explore, episodes=500, seeds=[3, 1], out=tmp_path)
     assert [row["regret"] for row in sweep.per_seed] == [one[3]["regret"], one[1]["regret"]]
     assert "mean over 2 seeds" in sweep.table
     assert json.loads((tmp_path / "sweep.json").read_text())["seeds"] == [3, 1]
 
 
-@pytest.mark.parametrize("seeds", [[], [1, 1], [-1], [0.5], "12", 0, None])
+@pytest.mark.parametrize("seeds", [[], [1, 1], [-1], [0.5], "12", 0, None, True, [[1], [2]]])
 def test_seeds_are_a_number_of_runs_or_different_seeds(seeds: Any) -> None:
     for run in (riffle.simulate, riffle.sweep):
         with pytest.raises(ValueError, match="seeds is a number of runs, at least 1, or"):
